@@ -26,7 +26,8 @@ from tools.processes import Child
 
 from tidegate.config.reading import load_config
 from tidegate.config.sink_uri import parse_sink_uri
-from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
+from tidegate.control.grants import Grant, GrantedRange
+from tidegate.control.metadata import FeedId, grant_key
 from tidegate.eventstore import store_view
 from tidegate.eventstore.store import EventStore
 from tidegate.ipc import HEADER, frame, parsed

@@ -36,8 +36,8 @@ from typing import Final
 from benchmarks.show import machine, table
 
 from tidegate.control.barrier import Barrier
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import RangeProgress
-from tidegate.control.metadata import GrantedRange
 from tidegate.control.owner import Owner, Persist, SendResolved
 from tidegate.control.share import Piece, Shares, load_of, moved, share
 from tidegate.model.span import Span

@@ -21,7 +21,13 @@ from tidegate.config.reading import config_from_json, merge_config
 from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.config.values import Secret, revealed
-from tidegate.control.metadata import FeedId, FeedInfo, Grant, KeyValue, feed_key
+from tidegate.control.grants import Grant
+from tidegate.control.metadata import (
+    FeedId,
+    FeedInfo,
+    KeyValue,
+    feed_key,
+)
 from tidegate.errors import Fatal
 from tidegate.server.feed_plan import FeedPlan, Paths
 from tidegate.server.new_feed import NewFeed

@@ -27,8 +27,15 @@ from tools.reference import ROOT, table
 from tidegate.control import changefeed, gc, owner, watchdog
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import KnownDdl
+from tidegate.control.grants import (
+    Grant,
+    GrantedRange,
+    raised,
+    settled,
+    shared_out,
+)
 from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish
-from tidegate.control.metadata import FeedId, Grant, GrantedRange, raised, settled, shared_out
+from tidegate.control.metadata import FeedId
 from tidegate.control.outlet import OUTLET
 from tidegate.control.owner import Owner
 from tidegate.control.processor import Processor

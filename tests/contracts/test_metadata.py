@@ -12,7 +12,15 @@ from threading import Lock
 
 import pytest
 
-from tidegate.control.metadata import Compare, Delete, KeyValue, MetadataStore, Outcome, Put, Transaction
+from tidegate.control.metadata import (
+    Compare,
+    Delete,
+    KeyValue,
+    MetadataStore,
+    Outcome,
+    Put,
+    Transaction,
+)
 from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.server.metadata_sqlite import SqliteMetadata

@@ -29,8 +29,8 @@ from tests.scripts import Command
 
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import NOTHING, DdlLog, KnownDdl
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import RangeProgress
-from tidegate.control.metadata import GrantedRange
 from tidegate.control.owner import Effect, Owner, Persist, SendDdl, SendRepartition, SendResolved
 
 

@@ -31,6 +31,7 @@ from tests.control.sharing_model import OTHER_VERSION, Model, Step
 from tests.control.sharing_world import Bounds, Budget, Mail, Violation, World, words
 
 from tidegate.control.barrier import Barrier
+from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.messages import (
     Announce,
     Checkpoint,
@@ -41,7 +42,6 @@ from tidegate.control.messages import (
     RangeProgress,
     Sync,
 )
-from tidegate.control.metadata import Grant, GrantedRange
 from tidegate.control.owner import Owner
 from tidegate.control.processor import Processor
 from tidegate.model.timestamp import MAX

@@ -74,8 +74,8 @@ from tests.control.sharing_world import (
     written,
 )
 
-from tidegate.control import metadata
 from tidegate.control.barrier import Barrier, DdlBatch
+from tidegate.control.grants import Grant, GrantedRange, raised, shared_out
 from tidegate.control.messages import (
     FROM_OWNER,
     Announce,
@@ -88,7 +88,6 @@ from tidegate.control.messages import (
     Wish,
     parse,
 )
-from tidegate.control.metadata import Grant, GrantedRange, shared_out
 from tidegate.control.owner import Effect, Finish, Owner
 from tidegate.control.processor import Goal, Processor
 from tidegate.model.reports import Failed
@@ -428,14 +427,14 @@ class Model:
         takers = sorted({name for name in term.shares if name})
         shares = {name: self._spans(term.shares, name) for name in takers}
         if self._gets_all(term):
-            return metadata.raised(stored, takers[0], "i", token, shares[takers[0]], 1)
+            return raised(stored, takers[0], "i", token, shares[takers[0]], 1)
         if "all_givers" not in self.off:
             if "inherit" in self.off:
                 stored = {name: replace(one, givers={}) for name, one in stored.items()}
             return shared_out(stored, "i", token, shares, dict.fromkeys(takers, 1))
         changed: dict[str, Grant] = {}
         for name, spans in shares.items():
-            changed |= metadata.raised(stored | changed, name, "i", token, spans, 1)
+            changed |= raised(stored | changed, name, "i", token, spans, 1)
         return changed
 
     def _fence_giver(self, world: World, n: int) -> World:

@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar, assert_never
 
 from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.messages import (
     FROM_OWNER,
     FROM_PROCESSOR,
@@ -33,7 +34,6 @@ from tidegate.control.messages import (
     parse,
     to_json,
 )
-from tidegate.control.metadata import Grant, GrantedRange
 from tidegate.control.owner import Effect, Persist, SendDdl, SendResolved
 from tidegate.control.processor import Goal, Processor
 from tidegate.model.ddl import DdlEvent

@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tidegate.control.metadata import Grant, raised, writers_of
+from tidegate.control.grants import Grant, raised, writers_of
 from tidegate.model.span import Span
 
 ALL = Span(b"", b"")

@@ -1,19 +1,21 @@
 import pytest
 
+from tidegate.control.grants import (
+    Grant,
+    GrantedRange,
+    raised,
+    settled,
+    shared_out,
+    writers_of,
+)
 from tidegate.control.metadata import (
     FeedError,
     FeedId,
     FeedInfo,
     FeedStatus,
-    Grant,
-    GrantedRange,
     feed_key,
     feed_of_key,
     grant_key,
-    raised,
-    settled,
-    shared_out,
-    writers_of,
 )
 from tidegate.errors import InvalidInput
 from tidegate.model.span import Span

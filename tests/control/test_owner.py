@@ -11,8 +11,8 @@ from tests.scripts import run_script, scripts
 
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import DdlLog, KnownDdl
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import RangeProgress
-from tidegate.control.metadata import GrantedRange
 from tidegate.control.owner import Owner
 from tidegate.model.span import Span
 

@@ -17,6 +17,7 @@ from tests.scripts import run_script, scripts
 
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import NOTHING, KnownDdl
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import (
     FROM_OWNER,
     FROM_PROCESSOR,
@@ -32,7 +33,6 @@ from tidegate.control.messages import (
     parse,
     to_json,
 )
-from tidegate.control.metadata import GrantedRange
 from tidegate.control.owner import Finish, Owner, Persist, SendDdl, SendResolved
 from tidegate.control.processor import Processor
 from tidegate.model.reports import Failed, LoadState

@@ -14,8 +14,9 @@ import pytest
 from tests.control.test_owner import ALL, HIGH, LOW
 
 from tidegate.control.barrier import Barrier
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import RangeProgress
-from tidegate.control.metadata import FeedInfo, GrantedRange
+from tidegate.control.metadata import FeedInfo
 from tidegate.control.owner import Owner, Persist, SendRepartition, SendResolved
 from tidegate.model.layout import Layout, first_change
 from tidegate.model.span import Span

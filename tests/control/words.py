@@ -16,7 +16,7 @@ from typing import Final
 from tests.scripts import Command
 
 from tidegate.control.barrier import DdlBatch, SpanTask
-from tidegate.control.metadata import GrantedRange
+from tidegate.control.grants import GrantedRange
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.span import Span
 

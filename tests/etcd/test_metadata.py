@@ -18,7 +18,12 @@ import pytest
 
 from tests.etcd.line import Line
 from tests.kvclient.test_tls import certified
-from tidegate.control.metadata import Compare, Delete, Put, Transaction
+from tidegate.control.metadata import (
+    Compare,
+    Delete,
+    Put,
+    Transaction,
+)
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.etcd import client as client_module
 from tidegate.etcd.client import EtcdClient, Unanswered, parse_endpoints

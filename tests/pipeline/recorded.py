@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
-from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
+from tidegate.control.grants import Grant, GrantedRange
+from tidegate.control.metadata import FeedId, grant_key
 from tidegate.eventstore.store import EventStore
 from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_ROWS, OP_DELETE, OP_PUT
 from tidegate.model.span import Span, span_id

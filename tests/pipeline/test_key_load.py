@@ -16,8 +16,9 @@ from tidegate.codec.protocols.kv_json.plain import KeyChange, decode, partition_
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.config.values import TXN_MODE
+from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.load import LoadPlan, LoadQueue
-from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
+from tidegate.control.metadata import FeedId, grant_key
 from tidegate.errors import Fenced
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot

@@ -12,7 +12,7 @@ from tests.pipeline.test_job import BANK, UPTO
 
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
-from tidegate.control.metadata import GrantedRange
+from tidegate.control.grants import GrantedRange
 from tidegate.errors import Fenced
 from tidegate.eventstore import store_view
 from tidegate.model.progress import span_progress

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tidegate.control.barrier import DdlBatch
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import Dispatch, Header, Wish
-from tidegate.control.metadata import FeedId, GrantedRange
+from tidegate.control.metadata import FeedId
 from tidegate.control.processor import Processor
 from tidegate.model.span import Span
 from tidegate.server.catalogues import DDL_SPAN

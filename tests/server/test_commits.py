@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from tidegate.control.metadata import Compare, Outcome, Put, Transaction
+from tidegate.control.metadata import (
+    Compare,
+    Outcome,
+    Put,
+    Transaction,
+)
 from tidegate.errors import TidegateError
 from tidegate.server.commits import Commits
 from tidegate.server.metadata_sqlite import SqliteMetadata

@@ -7,7 +7,8 @@ import pytest
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import SpanTask
-from tidegate.control.metadata import FeedId, Grant, GrantedRange, Put, grant_key, raised
+from tidegate.control.grants import Grant, GrantedRange, raised
+from tidegate.control.metadata import FeedId, Put, grant_key
 from tidegate.disk import DiskFull
 from tidegate.errors import Fenced
 from tidegate.model.span import Span

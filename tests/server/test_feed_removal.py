@@ -14,19 +14,21 @@ from typing import Any
 import pytest
 
 from tidegate.clock import SystemClock
+from tidegate.control.grants import (
+    Grant,
+    raised,
+    shared_out,
+    writers_of,
+)
 from tidegate.control.metadata import (
     FeedId,
     FeedInfo,
-    Grant,
     Outcome,
     Put,
     Transaction,
     feed_key,
     floor_key,
     grant_key,
-    raised,
-    shared_out,
-    writers_of,
 )
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.span import Span

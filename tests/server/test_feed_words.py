@@ -7,8 +7,8 @@ from tests.server.test_peers import ALL, dispatched
 from tidegate.control.barrier import Barrier
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.gc import History
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import ProcessorStatus, RangeProgress, Wish
-from tidegate.control.metadata import GrantedRange
 from tidegate.control.owner import Owner
 from tidegate.model.reports import LoadState
 from tidegate.model.timestamp import MAX

@@ -8,7 +8,8 @@ import signal
 import pytest
 from tests.server.test_capture import Running, bank, capture, wait_for, work
 
-from tidegate.control.metadata import FeedId, Grant, grant_key
+from tidegate.control.grants import Grant
+from tidegate.control.metadata import FeedId, grant_key
 from tidegate.ipc import ControlClient
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.reports import Durable, Failed, PipelineHello, Started

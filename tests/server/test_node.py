@@ -15,10 +15,9 @@ import pytest
 from tidegate import metrics
 from tidegate.clock import SystemClock
 from tidegate.control.gc import History, Hold
+from tidegate.control.grants import CAPTURES_MAX, Grant
 from tidegate.control.metadata import (
-    CAPTURES_MAX,
     FeedId,
-    Grant,
     MetadataStore,
     Outcome,
     Put,

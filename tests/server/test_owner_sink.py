@@ -17,7 +17,8 @@ from tests.sink.test_kafka_owner import event
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import DdlBatch
-from tidegate.control.metadata import FeedId, FeedInfo, FeedStatus, Grant
+from tidegate.control.grants import Grant
+from tidegate.control.metadata import FeedId, FeedInfo, FeedStatus
 from tidegate.errors import Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import Journal

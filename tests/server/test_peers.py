@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import (
     Checkpoint,
     Dispatch,
@@ -15,7 +16,6 @@ from tidegate.control.messages import (
     Sync,
     Wish,
 )
-from tidegate.control.metadata import GrantedRange
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span

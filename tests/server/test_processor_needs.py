@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tidegate.clock import SystemClock
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import Dispatch, FromProcessor, Header, Sync, Wish, to_json
-from tidegate.control.metadata import FeedId, GrantedRange
+from tidegate.control.metadata import FeedId
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
 from tidegate.server.processor import FeedProcessor

@@ -15,8 +15,9 @@ from tests.server.test_shared_events import dropped
 
 from tidegate.config.settings import ReplicaConfig
 from tidegate.control.barrier import SpanTask
+from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.messages import Checkpoint, Dispatch, Header, Wish
-from tidegate.control.metadata import FeedId, Grant, GrantedRange
+from tidegate.control.metadata import FeedId
 from tidegate.disk import Ballast, DiskFull
 from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.manifest import Manifest

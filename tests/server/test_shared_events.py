@@ -12,8 +12,9 @@ from tests.server.test_capture import Running, bank, capture, check_order, wait_
 from tests.small_tables import ID, SmallTables, number
 
 from tidegate.control.barrier import SpanTask
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import Dispatch, Header, Wish
-from tidegate.control.metadata import FeedId, GrantedRange
+from tidegate.control.metadata import FeedId
 from tidegate.control.processor import Processor
 from tidegate.eventstore import store_view
 from tidegate.eventstore.manifest import Frontier

@@ -10,8 +10,8 @@ import pytest
 from tidegate import __version__
 from tidegate.control.barrier import DdlBatch
 from tidegate.control.gc import History
+from tidegate.control.grants import GRANTS_MAX, Grant, GrantedRange
 from tidegate.control.messages import Dispatch, Header, Wish
-from tidegate.control.metadata import GRANTS_MAX, Grant, GrantedRange
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.node import Node

@@ -18,7 +18,14 @@ from typer.testing import CliRunner
 
 from tidegate.cli.main import app as command_line
 from tidegate.config.values import REDACTED
-from tidegate.control.metadata import FeedId, FeedStatus, Outcome, Put, Transaction, feed_key
+from tidegate.control.metadata import (
+    FeedId,
+    FeedStatus,
+    Outcome,
+    Put,
+    Transaction,
+    feed_key,
+)
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.feed_updates import FIXED

@@ -13,8 +13,9 @@ from tests.server.test_capture import Running, bank, capture, check_order, wait_
 from tidegate.config.settings import ReplicaConfig
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import KnownDdl
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish
-from tidegate.control.metadata import FeedId, FeedInfo, GrantedRange
+from tidegate.control.metadata import FeedId, FeedInfo
 from tidegate.control.owner import Owner, Persist
 from tidegate.control.watchdog import STEP_MAX_S
 from tidegate.eventstore import store_view

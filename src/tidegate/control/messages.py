@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tidegate.control.ddl_log import NOTHING, KnownDdl
-from tidegate.control.metadata import GrantedRange
+from tidegate.control.grants import GrantedRange
 from tidegate.model.reports import Failed, LoadState
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX, Timestamp

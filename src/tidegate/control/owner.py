@@ -30,8 +30,8 @@ from typing import Final
 
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import DdlLog, KnownDdl
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import RangeProgress
-from tidegate.control.metadata import GrantedRange
 from tidegate.control.outlet import OUTLET, OnOutlet, Outlet
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX

@@ -28,6 +28,7 @@ from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.coming_ddl import ComingDdl
 from tidegate.control.ddl_log import NOTHING, KnownDdl
 from tidegate.control.ended_records import EndedRecords
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import (
     Checkpoint,
     Dispatch,
@@ -42,7 +43,6 @@ from tidegate.control.messages import (
     Sync,
     Wish,
 )
-from tidegate.control.metadata import GrantedRange
 from tidegate.control.open_spans import OpenSpans
 from tidegate.control.outbox import Outbox
 from tidegate.control.received import USED, Inbox, Verdict

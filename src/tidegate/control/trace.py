@@ -41,6 +41,7 @@ from tidegate.control import (
     coming_ddl,
     ddl_log,
     ended_records,
+    grants,
     messages,
     metadata,
     open_spans,
@@ -106,7 +107,8 @@ KINDS: Final = {kind.name: kind for kind in (OWNER, PROCESSOR)}
 # --- values as JSON ------------------------------------------------------------------------------------
 
 _MODULES: Final = (
-    *(barrier, coming_ddl, ddl, ddl_log, ended_records, messages, metadata, open_spans, outbox, outlet),
+    *(barrier, coming_ddl, ddl, ddl_log, ended_records, grants, messages, metadata, open_spans, outbox),
+    outlet,
     *(owner_machine, processor_machine, received, reports, span),
 )
 _PARTS: Final = (ComingDdl, DdlLog, EndedRecords, Inbox, OpenSpans, Outbox)

@@ -15,7 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put, Transaction
+from tidegate.control.metadata import (
+    Compare,
+    Delete,
+    KeyValue,
+    Outcome,
+    Put,
+    Transaction,
+)
 from tidegate.errors import Fatal
 from tidegate.etcd.client import EtcdClient, Unanswered
 from tidegate.proto import etcdserverpb_pb2 as pb

@@ -22,7 +22,8 @@ from typing import Any, Final
 from tidegate.config.reading import config_from_json
 from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import SinkUri, parse_sink_uri
-from tidegate.control.metadata import SELECT_VALUE, FeedId, Grant, grant_key
+from tidegate.control.grants import Grant
+from tidegate.control.metadata import SELECT_VALUE, FeedId, grant_key
 from tidegate.errors import Fenced, Retryable
 from tidegate.etcd.metadata import SCHEME, shared
 from tidegate.eventstore.store_view import Wanted

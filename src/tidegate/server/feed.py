@@ -15,7 +15,12 @@ from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import SinkUri
 from tidegate.control.changefeed import Command, Life, State
 from tidegate.control.gc import History
-from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus
+from tidegate.control.metadata import (
+    FeedError,
+    FeedId,
+    FeedInfo,
+    FeedStatus,
+)
 from tidegate.control.owner import Owner
 from tidegate.model.reports import LoadState
 from tidegate.model.timestamp import physical_ms

@@ -20,7 +20,14 @@ from tidegate.config.settings import ReplicaConfig
 from tidegate.config.values import TABLE_MODE
 from tidegate.control.changefeed import State
 from tidegate.control.gc import creating_id
-from tidegate.control.metadata import Compare, FeedId, FeedInfo, FeedStatus, Put, feed_key
+from tidegate.control.metadata import (
+    Compare,
+    FeedId,
+    FeedInfo,
+    FeedStatus,
+    Put,
+    feed_key,
+)
 from tidegate.errors import InvalidInput
 from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.stores import check_versions

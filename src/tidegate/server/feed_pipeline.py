@@ -16,9 +16,10 @@ from dataclasses import replace
 from typing import Any, Final, assert_never
 
 from tidegate import metrics
+from tidegate.control.grants import Grant
 from tidegate.control.load import LoadPlan
 from tidegate.control.messages import Dispatch, Wish
-from tidegate.control.metadata import FeedId, Grant
+from tidegate.control.metadata import FeedId
 from tidegate.control.processor import Processor
 from tidegate.errors import Retryable, TidegateError
 from tidegate.log import event

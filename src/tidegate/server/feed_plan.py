@@ -16,7 +16,8 @@ from tidegate.config.reading import config_from_json
 from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.control.barrier import SpanTask
-from tidegate.control.metadata import FeedId, FeedInfo, Grant
+from tidegate.control.grants import Grant
+from tidegate.control.metadata import FeedId, FeedInfo
 from tidegate.disk import replace_file, writing
 from tidegate.model.path_part import path_part
 from tidegate.server.catalogues import DDL_SPAN_ID

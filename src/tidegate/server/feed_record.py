@@ -22,7 +22,13 @@ from tidegate.config.reading import config_from_json
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.changefeed import Life, State
 from tidegate.control.gc import History
-from tidegate.control.metadata import FeedId, FeedInfo, FeedStatus, Put, feed_key
+from tidegate.control.metadata import (
+    FeedId,
+    FeedInfo,
+    FeedStatus,
+    Put,
+    feed_key,
+)
 from tidegate.disk import DiskFull
 from tidegate.errors import TidegateError
 from tidegate.filter.feed import FeedFilter

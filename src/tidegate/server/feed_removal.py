@@ -18,7 +18,8 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from tidegate.control.metadata import FeedId, Grant, writers_of
+from tidegate.control.grants import Grant, writers_of
+from tidegate.control.metadata import FeedId
 from tidegate.errors import Fenced, TidegateError
 from tidegate.log import event
 from tidegate.model.span import Span

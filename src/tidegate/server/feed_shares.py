@@ -13,8 +13,9 @@ import logging
 from functools import partial
 from typing import Final
 
+from tidegate.control.grants import Grant, writers_of
 from tidegate.control.messages import Wish
-from tidegate.control.metadata import FeedInfo, Grant, writers_of
+from tidegate.control.metadata import FeedInfo
 from tidegate.control.owner import Owner
 from tidegate.log import event
 from tidegate.model.timestamp import MAX

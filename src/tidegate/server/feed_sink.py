@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidegate import metrics
-from tidegate.control.metadata import Grant
+from tidegate.control.grants import Grant
 from tidegate.errors import Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.server.feed_plan import FeedPlan

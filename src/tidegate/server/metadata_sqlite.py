@@ -14,7 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put, Transaction
+from tidegate.control.metadata import (
+    Compare,
+    Delete,
+    KeyValue,
+    Outcome,
+    Put,
+    Transaction,
+)
 from tidegate.disk import Ballast, DiskFull, free_bytes
 from tidegate.errors import Fatal, Retryable
 

@@ -12,12 +12,17 @@ from typing import Final
 from tidegate.clock import Clock
 from tidegate.config.values import TABLE_MODE
 from tidegate.control.gc import TTL_S, History
-from tidegate.control.metadata import (
+from tidegate.control.grants import (
     CAPTURES_MAX,
+    Grant,
+    raised,
+    settled,
+    shared_out,
+)
+from tidegate.control.metadata import (
     Compare,
     Delete,
     FeedId,
-    Grant,
     KeyValue,
     MetadataStore,
     Put,
@@ -25,9 +30,6 @@ from tidegate.control.metadata import (
     floor_key,
     grant_key,
     owner_key,
-    raised,
-    settled,
-    shared_out,
 )
 from tidegate.disk import Ballast
 from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError

@@ -16,7 +16,8 @@ from typing import Final, TypeVar
 
 from tidegate.codec.registry import marks, options_of
 from tidegate.control.barrier import DdlBatch
-from tidegate.control.metadata import FeedId, Grant
+from tidegate.control.grants import Grant
+from tidegate.control.metadata import FeedId
 from tidegate.dispatcher.router import Router
 from tidegate.model.ddl import DdlEvent
 from tidegate.pipeline.feed import prove

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Final
 
+from tidegate.control.grants import Grant
 from tidegate.control.messages import Dispatch, ProcessorStatus, Wish
-from tidegate.control.metadata import Grant
 from tidegate.control.outbox import SYNC_S
 from tidegate.control.processor import Goal
 from tidegate.model.reports import LoadState

@@ -20,6 +20,7 @@ from typing import Final
 
 from tidegate import __version__
 from tidegate.control.gc import History
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import (
     FROM_PROCESSOR,
     Announce,
@@ -31,7 +32,7 @@ from tidegate.control.messages import (
     Wish,
     parse,
 )
-from tidegate.control.metadata import FeedId, GrantedRange
+from tidegate.control.metadata import FeedId
 from tidegate.log import event
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX

@@ -19,6 +19,7 @@ from typing import Final, assert_never
 
 from tidegate import __version__
 from tidegate.control.ddl_log import KnownDdl
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import (
     Checkpoint,
     DispatchResponse,
@@ -30,7 +31,6 @@ from tidegate.control.messages import (
     Sync,
     Wish,
 )
-from tidegate.control.metadata import GrantedRange
 from tidegate.control.owner import Owner
 from tidegate.errors import Retryable, TidegateError
 from tidegate.log import event

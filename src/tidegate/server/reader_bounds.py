@@ -8,7 +8,7 @@ it may be removed only some time after that ts has moved (`server.reader_floor`)
 
 from __future__ import annotations
 
-from tidegate.control.metadata import Grant
+from tidegate.control.grants import Grant
 from tidegate.control.processor import Processor
 from tidegate.disk import DiskFull
 from tidegate.model.timestamp import compose

@@ -15,7 +15,7 @@ from typing import Final
 
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.division import RANGES_PER_CAPTURE
-from tidegate.control.metadata import CAPTURES_MAX, GRANTS_MAX
+from tidegate.control.grants import CAPTURES_MAX, GRANTS_MAX
 from tidegate.control.share import Move, Piece, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from tidegate.control.metadata import Grant, GrantedRange
+from tidegate.control.grants import Grant, GrantedRange
 from tidegate.model.timestamp import MAX, Timestamp
 from tidegate.simulator.upstream import Table, Upstream, short
 

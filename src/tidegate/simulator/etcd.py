@@ -12,7 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put, Transaction
+from tidegate.control.metadata import (
+    Compare,
+    Delete,
+    KeyValue,
+    Outcome,
+    Put,
+    Transaction,
+)
 from tidegate.errors import Retryable
 from tidegate.simulator.network import ETCD, Network
 from tidegate.simulator.virtual_time import Process, Steps, VirtualTime

@@ -8,8 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tidegate.control import metadata
-from tidegate.control.metadata import Compare, Grant, Put, grant_key, raised, settled, shared_out
+from tidegate.control.grants import (
+    Grant,
+    raised,
+    settled,
+    shared_out,
+)
+from tidegate.control.metadata import Compare, Put, grant_key
 from tidegate.errors import Retryable
 from tidegate.server.peers import Peers
 from tidegate.simulator.virtual_time import Steps
@@ -49,7 +54,7 @@ class OwnerGrants:
             return shared_out(stored, INSTANCE, token, shares, dict.fromkeys(shares, 1))
         changed: dict[str, Grant] = {}
         for name, spans in shares.items():
-            changed |= metadata.raised(stored | changed, name, INSTANCE, token, spans, 1)
+            changed |= raised(stored | changed, name, INSTANCE, token, spans, 1)
         return changed
 
     def store(self, grants: dict[str, Grant], guards: tuple[Compare, ...] = ()) -> Steps[None]:

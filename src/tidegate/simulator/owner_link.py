@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import (
     FROM_PROCESSOR,
     Announce,
@@ -19,7 +20,6 @@ from tidegate.control.messages import (
     Wish,
     parse,
 )
-from tidegate.control.metadata import GrantedRange
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.server.message_router import Box

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.control.metadata import Grant, grant_key, writers_of
+from tidegate.control.grants import Grant, writers_of
+from tidegate.control.metadata import grant_key
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.timestamp import Timestamp
 from tidegate.simulator.network import SINK

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from tidegate.control.barrier import Barrier
 from tidegate.control.changefeed import Life, State
 from tidegate.control.ddl_log import KnownDdl
+from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.messages import (
     Checkpoint,
     DispatchResponse,
@@ -27,7 +28,12 @@ from tidegate.control.messages import (
     Sync,
     Wish,
 )
-from tidegate.control.metadata import FeedError, FeedStatus, Grant, GrantedRange, Put, feed_key
+from tidegate.control.metadata import (
+    FeedError,
+    FeedStatus,
+    Put,
+    feed_key,
+)
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendRepartition, SendResolved
 from tidegate.errors import Fenced, Retryable, TidegateError
 from tidegate.model.timestamp import Timestamp

@@ -9,8 +9,9 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from tidegate.control.barrier import DdlBatch
+from tidegate.control.grants import Grant
 from tidegate.control.messages import FROM_OWNER, Dispatch, Header, ProcessorStatus, Wish, parse
-from tidegate.control.metadata import Grant, grant_key
+from tidegate.control.metadata import grant_key
 from tidegate.control.processor import Goal, Processor
 from tidegate.errors import Retryable, TidegateError
 from tidegate.model.reports import Durable, Failed, Started

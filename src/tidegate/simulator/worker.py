@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tidegate.control.barrier import SpanTask
-from tidegate.control.metadata import Grant, GrantedRange, grant_key
+from tidegate.control.grants import Grant, GrantedRange
+from tidegate.control.metadata import grant_key
 from tidegate.errors import Fenced, Retryable, TidegateError
 from tidegate.model.reports import Durable, Failed, Started
 from tidegate.model.timestamp import Timestamp
