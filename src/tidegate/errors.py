@@ -7,7 +7,7 @@ Every message has up to four parts, and each has one form:
       why:   UNAVAILABLE: connection refused            the cause, as far as it is known
       to do: check that its process runs                an order; "nothing: ..." if it ends by itself
 
-Each part begins in lower case, except with a proper name (Kafka, TiKV), and none ends in a full stop. A part
+Each part begins in lower case, except with a proper name (TiKV, PD), and none ends in a full stop. A part
 that needs two clauses joins them with ";" or ":". `what` may begin with the code of TiCDC in brackets. Only
 an error that the program itself handles, by a retry or in the quarantine, may lack `to do`.
 

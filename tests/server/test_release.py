@@ -144,7 +144,7 @@ def released_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def manifests(capture: Running) -> list[Manifest]:
     store = store_dir(capture.data_dir, capture.capture.cluster)
-    return [store_view.read_manifest(store, line["span"]) for line in capture.capture.spans.status]
+    return [store_view.read_manifest(store, line.span) for line in capture.capture.spans.status]
 
 
 @pytest.mark.integration

@@ -411,7 +411,7 @@ def test_an_owner_neither_keeps_rows_nor_lets_them_go() -> None:
     assert puller.take() == [("drop_below", 70)]
 
 
-def test_rows_that_were_dropped_are_pulled_again_though_the_owner_holds_the_span() -> None:
+def test_dropped_rows_are_pulled_again_though_the_owner_holds_the_span() -> None:
     """Two feeds of keys share a span. One of them releases its rows, and needs them again."""
     registry, puller = connected()
     for feed in (ONE, TWO):

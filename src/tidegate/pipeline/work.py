@@ -212,7 +212,7 @@ class Tasks:
 
 
 _WIRE: Final = Wire()
-_WIRE.add({"tuple[Range, ...]": _WIRE.parts(Range), "tuple[Left, ...]": _WIRE.parts(LoadRemainder)})
+_WIRE.add({"tuple[Range, ...]": _WIRE.parts(Range), "tuple[LoadRemainder, ...]": _WIRE.parts(LoadRemainder)})
 _WIRE.add(
     {
         "Lease": _WIRE.part(Lease),

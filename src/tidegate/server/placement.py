@@ -66,7 +66,7 @@ class Placement:
                     "CDC:ErrChangefeedUpdateRefused",
                     f"[CDC:ErrChangefeedUpdateRefused]{feed} is not shared by captures",
                     why="the server runs without --etcd, or its sink takes one writer at a time",
-                    fix="start the captures with --etcd, and use a sink such as Kafka",
+                    fix="start the captures with --etcd, and use a sink that takes several writers",
                 )
             plan = found.sharing.plan(shared=not found.loading)
             if not dry_run:
