@@ -16,9 +16,9 @@ from tidegate.server.feed_words import (
     words_of_disagreement,
     words_of_first,
     words_of_history,
-    words_of_load,
     words_of_owner,
 )
+from tidegate.server.initial_load import words_of_load
 from tidegate.server.peers import Peers
 
 

@@ -30,10 +30,10 @@ from tidegate.server.feed_record import FeedRecord
 from tidegate.server.feed_words import (
     words_of_first,
     words_of_history,
-    words_of_load,
     words_of_owner,
     words_of_release,
 )
+from tidegate.server.initial_load import words_of_load
 from tidegate.server.node import Captured, Node
 from tidegate.server.peers import Peer, Peers
 from tidegate.server.replication import PIPELINE_STARTS, Replication

@@ -39,7 +39,7 @@ from tidegate.server import initial_load
 from tidegate.server.application import Running
 from tidegate.server.feed_plan import write_spec
 from tidegate.server.feed_watch import PipelineWatch
-from tidegate.server.feed_words import words_of_load
+from tidegate.server.initial_load import words_of_load
 from tidegate.server.node import Node
 from tidegate.server.opening import Opening
 from tidegate.server.processor_words import words_of_undelivered

@@ -12,17 +12,11 @@ from typing import Final
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.gc import History
 from tidegate.control.owner import Owner
-from tidegate.model.reports import LoadState
 from tidegate.model.timestamp import MAX
 from tidegate.server.peers import Peer, Peers
 
 QUERY_SHOWN: Final = 80
 """The number of characters of a DDL that are shown."""
-
-
-def words_of_load(load: LoadState) -> str:
-    """The progress of an initial load."""
-    return f"initial load: {load.done} of {load.ranges} ranges"
 
 
 def words_of_owner(owner: Owner, peers: Peers, wanted_partitions: int, partitions: int) -> str:

@@ -102,3 +102,8 @@ def shown(state: LoadState, *, loading: bool) -> dict[str, Any]:
         "fraction": round(state.fraction, 4),
         "seconds_left": None if left is None else round(left, 1),
     }
+
+
+def words_of_load(load: LoadState) -> str:
+    """The progress of an initial load."""
+    return f"initial load: {load.done} of {load.ranges} ranges"

@@ -31,7 +31,7 @@ from tidegate.model.timestamp import MAX
 from tidegate.server.catalogues import DDL_SPAN
 from tidegate.server.feed_pipeline import FeedPipeline
 from tidegate.server.feed_plan import FeedPlan
-from tidegate.server.feed_words import words_of_load
+from tidegate.server.initial_load import words_of_load
 from tidegate.server.jobs import to_its_end, unexpected
 from tidegate.server.message_router import Box
 from tidegate.server.node import Node
