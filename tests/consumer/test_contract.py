@@ -351,7 +351,7 @@ def test_memory_is_bounded_and_what_was_forgotten_is_said() -> None:
     check = TopicCheck([0], remember=1_000)
     for at in range(0, len(topic.partitions[0]), 10):
         check.take(0, decoded(topic.partitions[0][at : at + 10], at))
-        assert len(check._changes._homes) <= 1_000 + 10
+        assert len(check._changes._first_places) <= 1_000 + 10
         assert len(check._changes._newest) <= 1_000 + 10
     verdict = check.finish()
     assert verdict.holds

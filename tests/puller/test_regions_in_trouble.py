@@ -232,7 +232,7 @@ def test_a_region_that_a_live_lock_holds_back_is_not_registered_again(
     for module in ("lock_cleaner", "stuck_spans"):
         monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.1)
     monkeypatch.setattr("tidegate.puller.lock_cleaner.REST_ROUNDS", 1)
-    locked = lambda: [held for held in list(puller._registrar.held.values()) if held.locked_at]  # noqa: E731
+    locked = lambda: [held for held in list(puller._registrar.registered.values()) if held.locked_at]  # noqa: E731
     eventually(lambda: len(locked()) == 1, "the lock to be seen")
     (held,) = locked()
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 2.0)
@@ -285,11 +285,11 @@ def test_a_lost_stream_returns_its_sent_and_its_waiting_registrations(world: Wor
     world.upstream.faults.scan_delay_s = 600.0
     puller.watch(SPAN, start)
     eventually(lambda: puller.status()[0].regions == 5, "five regions, most of which wait")
-    held = puller._registrar.held
+    held = puller._registrar.registered
     assert len(held) < 5
     nodes = world.upstream._shared.nodes.values()
     eventually(  # else the cut would not find their streams
-        lambda: sum(node.endpoint._scanning for node in nodes) == len(held),
+        lambda: sum(node.endpoint._scans.count for node in nodes) == len(held),
         "the stores to scan",
     )
     world.upstream.faults.scan_delay_s = 0.0  # of those to come: the one under way waits on

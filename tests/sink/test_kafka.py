@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from tests.sink.slots import deliver, read_progress
 from tidegate.config.reading import merge_config
@@ -14,7 +16,13 @@ from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress
-from tidegate.sink.kafka.client import client_settings, ensure_progress_topic, ensure_topic, transactional_id
+from tidegate.sink.kafka.client import (
+    client_settings,
+    ensure_progress_topic,
+    ensure_topic,
+    producer_settings,
+    transactional_id,
+)
 from tidegate.sink.kafka.slot import SlotWriter
 
 pytestmark = pytest.mark.integration
@@ -115,8 +123,17 @@ def test_a_broker_that_is_down_is_a_retryable_error_that_names_it(monkeypatch: p
 
 @pytest.mark.parametrize(
     ("options", "limit_ms"),
-    [("", 10_000), ("&read-timeout=25s", 25_000), ("&write-timeout=1s&read-timeout=2s", 2_000)],
+    [
+        ("", 10_000),
+        ("&read-timeout=25s", 25_000),
+        ("&write-timeout=1s&read-timeout=2s", 2_000),
+        ("&read-timeout=10m", 300_000),
+    ],
 )
 def test_a_request_may_take_as_long_as_the_longer_timeout(options: str, limit_ms: int) -> None:
     uri, config = sink("127.0.0.1:1", "t", options)
-    assert client_settings(uri, config.sink.kafka_config)["socket.timeout.ms"] == limit_ms
+    kafka = config.sink.kafka_config
+    assert client_settings(uri, kafka)["socket.timeout.ms"] == limit_ms
+    settings = producer_settings(uri, kafka, "t.1")
+    assert settings["socket.timeout.ms"] == min(limit_ms, settings["transaction.timeout.ms"])
+    Producer(settings), AdminClient(client_settings(uri, kafka))  # librdkafka takes them

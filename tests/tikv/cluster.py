@@ -300,10 +300,12 @@ class Client:
             for key, feed in self.feeds.items()
         ]
         own = self.endpoint
-        alive = own._thread.is_alive(), own._ticker.is_alive(), self._thread.is_alive()
+        alive = own._thread.is_alive(), own._ticker._thread.is_alive(), self._thread.is_alive()
         states = [(one.region.id, one.state, one.stopped) for one in self.connection.downstreams.values()]
         frozen = own._faults.resolved_frozen
-        return f"{alive=} scanning={own._scanning} {frozen=} downstreams={states}\n" + "\n".join(feeds[:200])
+        return f"{alive=} scanning={own._scans.count} {frozen=} downstreams={states}\n" + "\n".join(
+            feeds[:200]
+        )
 
     def close(self) -> None:
         self.endpoint.close(self.connection)

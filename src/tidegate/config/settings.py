@@ -128,9 +128,10 @@ class KafkaConfig:
     dial_timeout: float = setting(10.0, "duration text")
     """How long connecting to a broker may take."""
     write_timeout: float = setting(10.0, "duration text")
-    """How long one request to a broker may take with its answer, if read-timeout is not longer."""
+    """How long one request to a broker may take with its answer, if read-timeout is not longer. At most 10 s
+    for a producer, whose transactions end then."""
     read_timeout: float = setting(10.0, "duration text")
-    """How long one request to a broker may take with its answer, if write-timeout is not longer."""
+    """The same, if write-timeout is not longer."""
     required_acks: int = -1
     """Only -1 (all): a transactional producer knows no other."""
     enable_tls: bool = False

@@ -46,6 +46,8 @@ from tidegate.errors import InvalidInput, Retryable
 from tidegate.sink.base import OpenTransactions
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
+REQUEST_MAX_MS: Final = 300_000
+"""librdkafka's limit for `socket.timeout.ms`."""
 FETCH_WAIT_MS: Final = 10
 CALL_TIMEOUT_S: Final = 15.0
 DELETE_TIMEOUT_S: Final = 3.0
@@ -83,7 +85,7 @@ def client_settings(uri: SinkUri, kafka: KafkaConfig) -> dict[str, Any]:
         "bootstrap.servers": uri.bootstrap,
         "log_level": 2,
         # TiCDC's client has a limit for sending and one for the answer; librdkafka has one for both.
-        "socket.timeout.ms": int(max(kafka.write_timeout, kafka.read_timeout) * 1000),
+        "socket.timeout.ms": min(int(max(kafka.write_timeout, kafka.read_timeout) * 1000), REQUEST_MAX_MS),
         "socket.connection.setup.timeout.ms": max(1000, int(kafka.dial_timeout * 1000)),
         "reconnect.backoff.max.ms": 2000,
         # By default librdkafka connects to a broker only when a request needs it, and timers of 50 and
@@ -112,8 +114,12 @@ def client_settings(uri: SinkUri, kafka: KafkaConfig) -> dict[str, Any]:
 
 
 def producer_settings(uri: SinkUri, kafka: KafkaConfig, transactional_id: str) -> dict[str, Any]:
-    """Settings of a transactional producer."""
-    return client_settings(uri, kafka) | {
+    """Settings of a transactional producer. A request takes no longer than a transaction may: librdkafka
+    refuses it otherwise.
+    """
+    settings = client_settings(uri, kafka)
+    return settings | {
+        "socket.timeout.ms": min(settings["socket.timeout.ms"], TRANSACTION_TIMEOUT_MS),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
         "acks": "all",
