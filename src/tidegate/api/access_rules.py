@@ -74,6 +74,7 @@ class Rules:
         """None if the request is allowed. Header names are in lower case."""
         found = dict(headers)
         named = [value for name, value in headers if name == "host"]
+        # With two Host headers, another reader of the request could take the other one.
         if len(named) != 1 or not self._is_own(named[0]):
             return Refusal(
                 403,
@@ -96,12 +97,14 @@ class Rules:
             and not _is_json(kind)
         ):
             return Refusal(415, f"a body is JSON: send Content-Type application/json, not '{_shown(kind)}'")
+        # A number of so many digits is too large in any case, and `int` raises for thousands of them.
         if length.isdigit() and (len(length) > 18 or int(length) > MAX_BODY):
             return Refusal(413, f"a body has at most {MAX_BODY} bytes")
         return None
 
     def _is_own(self, named: str) -> bool:
         host = named.lower()
+        # An IPv6 address without a port ends in `]`, and its colons separate no port.
         if not host.endswith("]"):
             host, colon, port = host.rpartition(":")
             if not colon:
@@ -153,6 +156,8 @@ def _bounded(receive: Receive) -> Receive:
         if whole:  # the next message is the end of the connection, which may come much later
             return await receive()
         try:
+            # One limit for the whole body: a client that sends a byte at a time stays below any limit for
+            # each message.
             async with asyncio.timeout_at(until):
                 message = await receive()
         except TimeoutError:
@@ -176,6 +181,7 @@ class Patient(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         if (certificate := transport.get_extra_info("peercert")) is not None:
+            # A copy, because all connections share this object.
             self.app_state = {**self.app_state, NAMES: common_names(certificate)}
         super().connection_made(transport)
         self._wait_for_head()
@@ -185,6 +191,7 @@ class Patient(H11Protocol):
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
+        # Between two requests a connection may be idle. The time counts from the first byte of the next head.
         elif self._timer is None and self.conn.trailing_data[0]:
             self._wait_for_head()
 

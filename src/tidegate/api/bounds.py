@@ -33,6 +33,7 @@ def check_bounds(body: dict[str, Any]) -> None:
             if len(value) > most:
                 raise _too_large(name, f"{len(value):,} characters", f"{most:,}")
         elif isinstance(value, dict | list):
+            # Checked before the members are added, so that `left` stays within the bound.
             if len(value) > ITEMS_MAX or values + len(left) + len(value) > VALUES_MAX:
                 raise _too_large(name, f"{len(value):,} members", f"{ITEMS_MAX:,}, and {VALUES_MAX:,} in all")
             if isinstance(value, dict):

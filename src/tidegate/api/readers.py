@@ -154,6 +154,7 @@ async def changes(request: Request) -> Response:
     past = request.query_params.get("past", "0")
     if not past.isdigit() or int(past) >= 1 << 63:
         raise InvalidInput("'past' is not the number of a piece", fix=_QUERY)
+    # Refused before the answer begins. After that the client could only wait.
     if _streams.locked():
         raise Retryable(f"{STREAMS_MAX} tickets are being read", fix="ask again in a moment")
     readers = _readers(request)
@@ -167,6 +168,7 @@ class ChangePieces(Response):
 
     def __init__(self, readers: Readers, ticket: Ticket, kept: Changes, numbers: Sequence[int]) -> None:
         super().__init__(media_type="application/octet-stream")
+        # Starlette has set it for an empty body.
         del self.headers["content-length"]
         self._readers, self._ticket, self._kept, self._numbers = readers, ticket, kept, numbers
 

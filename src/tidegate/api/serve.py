@@ -111,6 +111,7 @@ async def run(
             await asyncio.sleep(AGAIN_S)
             capture = app.state.capture = Capture(options)
     finally:
+        # The API ends first, so that no request meets a capture that is being closed.
         server.should_exit = True
         await serving
         await capture.stop()
@@ -123,6 +124,7 @@ async def _live(capture: Capture, ready: Ready, stop: asyncio.Event) -> Tidegate
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
+            # `Capture.start` closes what it has opened when it is cancelled.
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await starting

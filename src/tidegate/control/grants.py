@@ -175,6 +175,7 @@ def shared_out(
     `settled`. If each taker fenced its givers itself, captures that exchange ranges would fence each other's
     new writers.
     """
+    # A grant that loses its ranges keeps its givers, because they may never have been fenced.
     changed = {
         name: replace(one, ranges=()) for name, one in stored.items() if name not in shares and one.ranges
     }

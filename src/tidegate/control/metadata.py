@@ -240,6 +240,7 @@ class FeedInfo:
     @property
     def settings(self) -> str:
         """A digest of the configuration: 16 hex digits."""
+        # Sorted, so that the order in which settings are stored does not change the digest.
         text = json.dumps(self.config, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -158,6 +158,8 @@ class Owner:
         # Other captures keep theirs: only this capture begins another incarnation.
         self._ranges = {span: one for span, one in before.items() if one.capture != capture}
         for new in ranges:
+            # A range with other bounds begins at 0, until its processor reports. `checkpoint` does not fall
+            # meanwhile.
             self._ranges[new.id] = _Range(capture, new, incarnation, known.get(new.id, 0))
         self._gap, self._least = self._find_gap(), None
         held = {one.capture for one in self._ranges.values()}
@@ -173,6 +175,8 @@ class Owner:
         found = list(batches)
         self.barrier.learn(found, known)
         self._log.learn(found, known)
+        # We may know as much now as these captures did when they reported. A copy, because `receive_ddl`
+        # removes entries.
         for capture, said in list(self._said.items()):
             self.receive_ddl(capture, said)
 
@@ -261,6 +265,7 @@ class Owner:
     def sink_lost(self) -> None:
         """The sink has failed; its next journal says whether the operation under way has happened."""
         self._turn(OnOutlet.LOST)
+        # The task that stores it may be cancelled with the incarnation, and would then never report.
         self._persisting = False
 
     def report(self, capture: str, incarnation: int, progress: Iterable[RangeProgress]) -> bool:
@@ -352,6 +357,7 @@ class Owner:
             and self._outlet is not Outlet.BUSY
             and self.persisted_ts >= self.barrier.target_ts
         ):
+            # Finish ends the incarnation, so nothing may be under way at the sink.
             effects.append(Finish())
         return effects
 
@@ -361,6 +367,7 @@ class Owner:
         """
         due = float("inf")
         sends = self._may_send
+        # A DDL needs no entry here. It becomes due by a report, which is an event.
         if sends and self.checkpoint > self.resolved_sent:
             due = self._last_resolved + self._pause
         if self.checkpoint > self.persisted_ts and not self._persisting:
@@ -430,6 +437,8 @@ class Owner:
             return SendDdl(batch)
         switch_ts = self.barrier.switch_ts
         if switch_ts and durable >= switch_ts:
+            # When it is sent, not when it is done: whether it has taken effect may stay unknown until the
+            # next journal is read.
             self._repartitions = True
             return SendRepartition(switch_ts, self._partitions_asked)
         due = now >= self._last_resolved + self._pause or self.checkpoint == self.barrier.target_ts

@@ -175,6 +175,8 @@ class Processor:
         self._reported.clear()
         self._outbox.forget_ranges()
         self.learn(batches, known)
+        # Last. From here on checkpoints are reported under this Dispatch, and must respect the DDL just
+        # learned.
         self.confirm()
 
     def close(self) -> None:
@@ -209,6 +211,7 @@ class Processor:
     def passed(self) -> list[DdlBatch]:
         """Add and remove spans for each DDL that the bound has passed since the last call; returns these."""
         found = []
+        # Below the bound, not at it: while a DDL is not durable, the owner's bound is at that DDL.
         while self.spans.is_open and self.ddl.next_ts < self.bound:
             batch = self.ddl.take()
             for name in batch.removed:
@@ -233,6 +236,7 @@ class Processor:
         self._records.begin(outlived or {})
         assert self.dispatch is not None
         self._take(spans)
+        # Before the answer, whose states say whether the ranges run.
         self._running = incarnation
         self._answer()
         return True
@@ -263,6 +267,8 @@ class Processor:
         """
         if self.spans.is_open:
             received = self.spans.received(frontier, lacking, otherwise=self.ddl.known)
+            # Rows above the known DDL may be of tables that are not known yet. It never falls, although a DDL
+            # may add spans that have received less.
             self._resolved = max(self._resolved, min(received, self.ddl.known))
 
     def checkpoint_of(self, granted: Span) -> int:
@@ -278,6 +284,7 @@ class Processor:
 
     def given_up(self) -> None:
         """Nothing of the feed is delivered here any more, whatever was dispatched; report that."""
+        # Before the answer, which must not say any more that the ranges run.
         self._running = 0
         self._answer()
 

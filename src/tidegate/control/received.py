@@ -86,10 +86,12 @@ class Inbox:
         sender = self._sender(header)
         verdict = RECEIVED[sender, self._word(message)]
         if sender is not Sender.EARLIER:
+            # Each owner counts its own sequences, so those of an earlier owner say nothing about this one's.
             is_new = sender is Sender.LATER
             self.latest = header.sequence if is_new else max(self.latest, header.sequence)
         match verdict:
             case Verdict.MEET | Verdict.REFUSE:
+                # No Dispatch of this owner has counted yet, so each one of its Dispatches will be new.
                 self.last = header.owner_rev, 0
             case Verdict.TAKE:
                 self.last = header.owner_rev, header.sequence

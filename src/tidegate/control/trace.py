@@ -130,6 +130,7 @@ _ERRORS: Final = {one.__name__: one for one in _defined_in(errors) if issubclass
 def encode(value: Any) -> Any:
     """The JSON form of a value. Raises TypeError for types that no machine holds."""
     match value:
+        # Before `str`, of which it is a subclass: a plain string would lose its type.
         case StrEnum():
             if _DEFINED.get(type(value).__name__) is not type(value):
                 raise TypeError(f"{type(value).__name__} has no form in a record")
@@ -146,6 +147,7 @@ def encode(value: Any) -> Any:
             return {"tuple": [encode(one) for one in value]}
         case deque():
             return {"deque": [encode(one) for one in value]}
+        # Before `Set`, which matches it too.
         case frozenset():
             return {"frozenset": _sorted(value)}
         case Set():
@@ -247,11 +249,13 @@ class Tap:
     def _call(self, event: str, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
         if self._busy:
             return method(*args, **named)
+        # An iterator can be read only once, and it is both recorded and passed on.
         given = [list(one) if isinstance(one, Iterator) else one for one in args]
         before, self._inputs = self._inputs, self._inputs_now()
         self._number += 1
         record: Record = {"n": self._number, "event": event}
         record["set"] = {name: one for name, one in self._inputs.items() if before[name] != one}
+        # Encoded before the call, which may change what it is given.
         record["args"] = [encode(one) for one in given]
         record["named"] = {name: encode(one) for name, one in named.items()}
         self._busy = True
@@ -364,6 +368,7 @@ def _missing(record: Record, before: int | None, line: int) -> Difference | None
 def _differs(kind: MachineKind, machine: Any, record: Record, line: int) -> Difference | None:
     """Make one recorded call. Returns the first difference from the record."""
     event = record["event"]
+    # The record may be any file, and `getattr` must reach nothing but events.
     if event not in kind.events or not record["set"].keys() <= set(kind.inputs):
         raise ValueError(f"{event!r:.40} is no event of this machine, or sets what is no input of it")
     for name, form in record["set"].items():

@@ -73,6 +73,7 @@ class UpstreamTime:
             found += self._moved(physical_ms, now, *self._received)
         self._received = (physical_ms, now)
         lead = wall_ms - physical_ms
+        # Compared with the last remark, not with 0, so that a lasting difference is reported once.
         if abs(lead - self.differs_ms) > JUMP_MS:
             self.differs_ms = lead if abs(lead) > JUMP_MS else 0
             found.append(Differs(self.differs_ms))

@@ -123,6 +123,7 @@ class EtcdClient:
 
     def grant_lease(self, ttl_s: int) -> tuple[int, int]:
         """Get a new lease: its id, and the TTL in seconds that etcd has chosen."""
+        # Safe to repeat: if an answer is lost, its lease stays unused until its TTL ends.
         found = self._ask(
             lambda at: self._pool.stub(at, rpc.LeaseStub).LeaseGrant, pb.LeaseGrantRequest(TTL=ttl_s)
         )
@@ -156,6 +157,7 @@ class EtcdClient:
 
     def close(self) -> None:
         """End all calls."""
+        # First, so that a call which the closing ends is not repeated.
         self._closed = True
         self._pool.close()
 

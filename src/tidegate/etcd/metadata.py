@@ -121,6 +121,8 @@ class EtcdMetadata:
         keys = [write.key for write in writes]
         with self._lock:
             known = {key: self._known.get(key) for key in keys}
+        # Read before the first attempt. Later it could be the revision of this very write, and a repeated
+        # attempt would be carried out twice.
         for key in (key for key, revision in known.items() if revision is None):
             found = self.get(key)
             known[key] = found.mod_revision if found is not None else 0
@@ -147,6 +149,7 @@ class EtcdMetadata:
             for kv in part.response_range.kvs
             for one in [_key_value(kv)]
         }
+        # Also after a failure: the next request compares with these revisions.
         self._remember(
             (write.key, found[write.key].mod_revision if write.key in found else 0) for write in asked.writes
         )

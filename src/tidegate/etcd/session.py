@@ -86,11 +86,13 @@ class Session:
         while not self._ended.wait(pause):
             sent = now_s()
             if sent - self._beat > BEATS * self.ttl_s:
+                # To stop renewing is enough: `holds` ends by the clock, a margin before etcd ends the lease.
                 self.why_lost = "the control process hangs"
                 return
             try:
                 self._lease.renewed(sent, self._client.keep_alive(self.lease, self.ttl_s / RENEWALS))
             except Unanswered as error:
+                # Tried again soon, because the lease runs out meanwhile.
                 self.why_lost, pause = str(error), PAUSE_S
                 continue
             except TidegateError as error:  # etcd refuses us, and a later attempt would fail as well

@@ -106,6 +106,7 @@ class ChannelPool:
     def close(self) -> None:
         """Close all channels; calls in flight end with CANCELLED."""
         with self._lock:
+            # Under the lock, so that `get` opens no channel that nobody would close.
             self._closed = True
             channels, self._channels = list(self._channels.values()), {}
             self._stubs.clear()
@@ -170,6 +171,7 @@ class Requests:
 
     def __next__(self) -> Any:
         if self._taker is None:
+            # Before the wait for a request, because `join` may be called during it.
             self._taker = threading.current_thread()
             self._begun.set()
         request = self._queue.get()

@@ -241,6 +241,7 @@ class LockResolver:
             lock_ts=lock.lock_version,
             caller_start_ts=caller_ts,
             current_ts=now,
+            # Only for an expired lock: a live transaction may not have written its primary yet.
             rollback_if_not_exist=_expired(lock, now),
             force_sync_commit=force_sync_commit,
             resolving_pessimistic_lock=lock.lock_type == kvrpcpb.PessimisticLock,

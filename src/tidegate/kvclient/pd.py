@@ -194,6 +194,7 @@ class PdClient:
         found: dict[bytes, RegionInfo] = {}
         for start, end in ranges:
             for region in self.scan_regions(start, end, limit):
+                # One range may end, and the next one begin, in the same region.
                 found.setdefault(region.start_key, region)
             if len(found) >= limit:
                 break

@@ -66,6 +66,7 @@ class RegionCache:
         region: RegionInfo | None = None
         for key in keys:
             encoded = encode_bytes(key)
+            # The next key is often in the same region, and then no search is needed.
             if region is None or not region.contains(encoded):
                 region = self._locate(encoded)
             groups.setdefault(region.id, (region, []))[1].append(key)

@@ -125,6 +125,7 @@ class RegionRequester:
         try:
             wait = backoff.next(Cause.RPC)
         except Retryable:
+            # The store's own error says more than that the budget is spent.
             raise failure from error
         self.pd.pause(wait)
         raise RegionMoved from error
@@ -165,6 +166,7 @@ def correct(pd: PdClient, region: RegionInfo, error: Any) -> tuple[Cause, int]:
                 pd.regions.insert(_current_region(current, region.leader_store_id))
             return Cause.REGION_MISS, 0
         case "server_is_busy":
+            # The region is where it was, so the cache stays as it is, here and in the next case.
             return Cause.BUSY, int(error.server_is_busy.backoff_ms)
         case "max_timestamp_not_synced" | "stale_command":
             return Cause.BUSY, 0

@@ -51,6 +51,7 @@ class Snapshot:
         """The value of a key; None if there is none."""
         backoff = Backoff(self._budget_ms)
         while True:
+            # Made again in each round: its context names the transactions that were pushed meanwhile.
             request = kvrpcpb.GetRequest(context=self._context(), key=key, version=self.ts)
             response = self._requester.at_key(key, "KvGet", request, backoff)
             if response.HasField("error"):

@@ -127,6 +127,7 @@ class Transaction:
                 values = writer.pessimistic_lock(wanted, Backoff(self._budget_ms))
                 break
             except WriteConflict:
+                # Some of the keys may be locked at the earlier for_update_ts.
                 writer.pessimistic_rollback(wanted, Backoff(self._budget_ms))
         else:
             raise Retryable("keys change faster than they can be locked", where=wanted[0].hex())
@@ -168,6 +169,7 @@ class Transaction:
         is unreachable; then it may be called again.
         """
         writer = self._writer()
+        # A second look, because a rollback is refused if the commit has arrived after the first one.
         for _ in range(2):
             commit_ts = writer.committed_at(Backoff(self._budget_ms))
             if commit_ts:
@@ -340,6 +342,7 @@ class TwoPhase:
             start_version=self.start_ts,
             lock_ttl=self._ttl_ms,
             for_update_ts=self.for_update_ts,
+            # TiKV does not wait (client-go `LockNoWait`). We resolve the lock, or wait within our own budget.
             wait_timeout=-1,
             return_values=True,
         )

@@ -34,6 +34,7 @@ class TsoStream:
         Raises grpc.RpcError or Retryable, and closes the stream: a late answer would belong to no request.
         """
         known = self._open
+        # Another stub is that of another leader.
         if known is None or known.stub is not stub:
             known = _opened(stub)
             # The new stream is in place before the old one is ended, which may take seconds.
@@ -93,6 +94,7 @@ def _opened(stub: pdpb_pb2_grpc.PDStub) -> _OpenCall:
 def _pump(call: Any, answers: queue.SimpleQueue[Any]) -> None:
     """Move answers of a stream into a queue."""
     try:
+        # `at_end` reports the end, even if gRPC never ends this loop.
         for answer in call:
             answers.put(answer)
     except grpc.RpcError as error:

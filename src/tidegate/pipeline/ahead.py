@@ -139,6 +139,7 @@ class AheadOf:
                 continue
             reached &= _inside(block.column("key"), one.span)
             if one.rules:
+                # Looked up once for each digest, because many stretches have the same rules.
                 if one.rules not in followed:
                     followed[one.rules] = of_followed(block, schemas, self._follows[one.rules])
                 reached &= followed[one.rules]
@@ -169,6 +170,7 @@ class _Ranks:
     def reached(self, position: Position) -> Bools:
         """Which rows are at or before a position."""
         same = self._commits == position.commit_ts
+        # The store orders transactions of one commit ts by their start ts.
         found: Bools = same & (self._starts < position.start_ts)
         same &= self._starts == position.start_ts
         if not same.any():

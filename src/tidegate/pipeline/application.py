@@ -93,6 +93,7 @@ class Application:
                 with suppress(TidegateError):
                     client.send(failure(known(error, "the changefeed cannot begin", wanted.spec)))
                 client.close()
+            # Also for one that has not begun: the control process waits for Ended before it begins the next.
             self._control.send(Ended(wanted.changefeed, wanted.incarnation))
 
     def _ended(self, one: Incarnation) -> None:

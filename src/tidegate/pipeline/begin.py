@@ -48,7 +48,9 @@ def resume(spec: FeedSpec, records: Mapping[str, bytes]) -> Found:
     ahead = Ahead.of(records, spec.instance, own, min(starts.values(), default=0))
     ours = span_progress(records, spec.instance, spec.rules)
     for span, progress in ours.items():
+        # The start in the bounds may be above the record, because a span without rows advances without one.
         starts[span] = max(starts.get(span, 0), progress.ts)
+    # A position belongs to the commit ts after its record's ts, and means nothing above another start.
     begun = {span: p.position for span, p in ours.items() if p.position and p.ts == starts[span]}
     before = DurableBefore(begun, ahead, topics(records, spec.instance))
     replace_file(spec.durable_file, json.dumps(before.to_json()).encode())

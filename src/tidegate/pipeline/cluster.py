@@ -43,6 +43,7 @@ class ClusterJobs:
             threading.Thread(target=end, name=f"end-{group}", daemon=True).start()
 
         nonce = self._service.expect(end_job)
+        # A group of its own, so that `end` cancels this job and no other.
         self._context.setJobGroup(group, "a worker of Tidegate", interruptOnCancel=True)
         try:
             work = partial(serve, self._service.address, nonce)

@@ -146,6 +146,7 @@ class ConnectedWorker:
 
     def kill(self, why: TidegateError | None = None) -> None:
         """Kill its process. Under the host's lock, so that it still has the piece for which it is killed."""
+        # The first reason counts. Later ones are consequences.
         self.killed, self.killed_for = True, self.killed_for or why
         self.process.kill()
 
@@ -179,6 +180,7 @@ class ConnectedWorker:
         patience_s = own.stall_timeout if knows else own.start_timeout
         slow_s = SLOW_S if delivers else SLOW_FIRST_S
         slow_s = min(patience_s, slow_s * 2 ** min(work.of.failures, SLOWER_MAX))
+        # It reports from the lowest limit on. The caller compares the silence with the others.
         found = self._watchdog.step(now, work.words, (self.said, beats), min(STUCK_S, slow_s))
         return Silence(0.0 if found is None else found.silent_s, slow_s, patience_s, delivers)
 

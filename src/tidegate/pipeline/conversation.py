@@ -78,9 +78,12 @@ class Conversation:
             error = known(raised, "a piece of work failed", one.spec.changefeed)
         with self._changed:
             killed = worker.killed
+            # A process on another machine may live on after its line is closed, so its writer is fenced
+            # later.
             one.given_up |= killed and bool(worker.machine)
             if not killed:
                 self._timetable.answered(one.key, well=not isinstance(error, Retryable))
+            # Before `fail`, which kills the workers that still have a piece of this incarnation.
             worker.work = None
         if error is not None:
             work.answered(error)

@@ -25,6 +25,7 @@ def keep_damaged(access: Access, span: str, encoded: Encoded) -> None:
     aside = [_undecodable(span, one) for one in encoded.bad]
     aside += [_mismatched(span, one) for one in encoded.damaged]
     if aside:
+        # Before the feed may stop, so that the bytes are on disk when a user reads the error.
         access.set_aside(aside)
     if access.spec.config.integrity.stops:
         reasons = [one.render() for one in encoded.damaged]

@@ -181,6 +181,7 @@ class Incarnations:
         with self._changed:
             if one.over:
                 return
+            # Under one lock with the timetable, so that no piece is given out for it from here on.
             one.over, one.may_be_due = True, False
             self._timetable.over(one.key)
             self._changed.notify_all()
@@ -199,8 +200,10 @@ class Incarnations:
             self._changed.wait_for(lambda: not self._timetable.has_out(one.key), GRACE_S)
             for each in self._workforce.busy_with(one):
                 each.kill()
+            # Without a limit: `on_over` promises that no process works for it, and a killed process ends.
             self._changed.wait_for(lambda: not self._timetable.has_out(one.key))
         if one.loading is not None:
+            # It ends, because its waiting shares were dropped, and those that were out have come back.
             one.loading.join()
         if one.given_up:
             self._fence(one)

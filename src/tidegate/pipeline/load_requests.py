@@ -34,6 +34,7 @@ class LoadRequests:
         answer: Future[Sequence[LoadReport]] = Future()
         words = f"{len(piece.share)} ranges of the initial load"
         with self._changed:
+            # Under the lock, because a share that is added after `drop` would never be answered.
             if one.over:
                 raise one.fenced()
             work = Work(one, piece, WorkKind.LOAD, words, answer=answer)

@@ -107,6 +107,8 @@ class Catalogue:
         """Apply the DDL jobs up to `ts`. If the DDL span no longer holds all of them, apply none."""
         with suppress(Retryable):
             columns = store.job_meta_columns()
+            # All are read before the first job is applied: if some are gone, the catalogue must have none of
+            # them.
             blocks = list(reader.read(self._events, DDL_SPAN, self._read_to, ts))
             for job in (job for block in blocks for job in jobs_in(block, columns)):
                 store.apply(job)

@@ -131,11 +131,16 @@ class Service:
             "Catalogue": grpc.unary_unary_rpc_method_handler(self._catalogue),
         }
         self._server = grpc.server(
+            # Each open stream keeps one of these threads, so calls need others.
             ThreadPoolExecutor(WORKERS_MAX + CALLS_MAX, thread_name_prefix="service"),
             handlers=[grpc.method_handlers_generic_handler(NAME, handlers)],
             options=(
                 *OPTIONS,
+                # Otherwise a second application could listen at the same address, and take some of our
+                # workers.
                 ("grpc.so_reuseport", 0),
+                # Workers ping every 10 s, also without calls. By default a gRPC server ends connections that
+                # do so.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
                 ("grpc.http2.max_ping_strikes", 0),
             ),
@@ -184,6 +189,7 @@ class Service:
     def _work(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         self._admit(context)
         line = StreamLine(context.cancel)
+        # The call has ended already, so nothing would end the line.
         if not context.add_callback(line.end):
             return
         threading.Thread(target=line.feed, args=(requests,), name="worker-in", daemon=True).start()
@@ -196,6 +202,7 @@ class Service:
             line.close()
             return
         with self._lock:
+            # Taken before the checks, so that a nonce admits one worker at most.
             end_job = self._expected.pop(hello.nonce, None)
         if end_job is None:
             self._refused = "a worker came twice, or not from a job of this application"
@@ -224,6 +231,8 @@ class Service:
         try:
             answer = self._answer(self._incarnation(context), _asked("Ask", request, QUESTIONS))
         except Exception as error:
+            # An error is an answer too. The worker could not tell from a failed call whether to stop or to
+            # retry.
             answer = _reported(error)
         return _encoded(answer)
 
@@ -231,6 +240,7 @@ class Service:
         self._admit(context)
         try:
             one, asked = self._incarnation(context), _asked("Read", request, [ReadEvents])
+            # Before the wait for a turn, so that a refused call holds none.
             self._check_spans(one, [each.span for each in asked.spans])
             spans = [(each.span, each.after, each.upto) for each in asked.spans]
             with self._reads:
@@ -247,6 +257,7 @@ class Service:
                 file.seek(asked.offset)
                 data = file.read(CHUNK_BYTES)
                 return (MORE if file.read(1) else END) + data
+        # The capture has replaced the base. The worker asks again which one there is.
         except FileNotFoundError as error:
             reported = Retryable("a base of the catalogue is gone", where=str(error.filename))
             return ERROR + _encoded(_reported(reported))
@@ -273,6 +284,7 @@ class Service:
     def _check_spans(self, one: Incarnation, spans: Sequence[str]) -> None:
         """Raise Fenced if a span is neither in the incarnation's ranges nor the span of DDL."""
         for span in spans:
+            # First, because the name becomes a part of a path.
             if _SPAN.fullmatch(span) is None:
                 raise Fenced("this is not a span", where=f"{span!r:.80}")
             keys = one.access.span(span).span
@@ -331,6 +343,7 @@ def _encoded(answer: Answer | Failed) -> bytes:
 def _some(blocks: Iterator[pa.RecordBatch]) -> bytes:
     """An answer with as many blocks as fit, as an Arrow stream behind one byte (`END` or `MORE`)."""
     out, size, more = pa.BufferOutputStream(), 0, END
+    # A placeholder. Only after the last block it is known whether there are more.
     out.write(END)
     with pa.ipc.new_stream(out, ENTRY_SCHEMA) as stream:
         for block in blocks:

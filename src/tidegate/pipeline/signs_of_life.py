@@ -53,6 +53,7 @@ class SignsOfLife:
         while True:
             time.sleep(WATCH_S)
             with self._changed:
+                # Ends the threads of workers that died while they were free, also when nothing is given out.
                 self._workforce.any_free()
                 busy = self._workforce.busy()
                 out = {work.of.key for _, work in busy}
@@ -88,6 +89,7 @@ class SignsOfLife:
             return
         with self._changed:
             worst = max(slow, key=lambda each: each.silent_s)
+            # It may have given a sign of life, or finished its piece, while the lock was free.
             if worst.silent_s and worst.work is not None:
                 self._kill(worst, worst.work, too_slow(worst.who, worst.work.words, worst.silent_s))
 

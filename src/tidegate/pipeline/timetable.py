@@ -147,6 +147,7 @@ class Timetable(Generic[Key]):
 
     def over(self, key: Key) -> None:
         """Give out no more pieces of a changefeed. Pieces that are out still come `back`."""
+        # Its address stays until `forget`, because pieces that are out may still be `answered`.
         self._begins.pop(key, None)
         self._loads.pop(key, None)
         self._served.pop(key, None)

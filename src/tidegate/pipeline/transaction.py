@@ -102,6 +102,7 @@ class Transaction:
         if not self._reached:
             return
         self._writer.commit({**self._reached, **self._records.rules()})
+        # Only after the commit. If that fails, the rules must be written with the next one.
         self._records.rules_written()
         self._beat()
         self._reached = {}

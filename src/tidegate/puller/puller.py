@@ -276,6 +276,7 @@ class Puller:
         )
 
     def _fail(self, error: TidegateError) -> None:
+        # The first failure counts. Errors while it closes are consequences.
         if self.failure is None and not self._closing.is_set():
             self.failure = error
             if self._on_failure is not None:

@@ -118,6 +118,8 @@ class Registrar:
         answer, mark = self._spans.lock(watched_span, bounds, region, limits)
         match answer:
             case Locked(resolved, locked):
+                # A store knows a registration by request and region, so a second one in a region needs its
+                # own request id.
                 fresh = task.fresh or region.id in watched_span.regions
                 request_id = next(self._numbers) if fresh else watched_span.request_id
                 watched_span.request_ids.add(request_id)
@@ -171,6 +173,7 @@ class Registrar:
     def try_refused(self) -> None:
         """Locate the refused ranges again: the safe point is lower, or a span is no longer guarded."""
         refused, self._refused = self._refused, []
+        # For all of them first, because `locate` may refuse a range of the same span again at once.
         for task in refused:
             task.watched_span.refused = ""
         for task in refused:

@@ -63,6 +63,7 @@ class AbleCaptures:
             lambda name: self._peers[name].version in ("", __version__),
             lambda name: self._peers[name].may_try(now),
         ):
+            # A rule that no capture meets does not count, because one of them must deliver.
             found = list(filter(is_good, found)) or found
         found = found or [node.capture]
         return sorted(found, key=lambda name: (burdens.get(name, 0), name != node.capture, name))

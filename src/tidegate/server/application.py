@@ -119,6 +119,7 @@ class Application:
 
     async def end(self, one: Running) -> None:
         """End an incarnation; returns when no worker works for it any more."""
+        # It was never sent, so no worker can work for it.
         if not one.reported:
             self._over(one.key)
         elif self._connection is not None:
@@ -149,6 +150,7 @@ class Application:
         match report:
             case ApplicationHello():
                 self._connection, self._said = connection, None
+                # These were asked for while no application was connected.
                 for one in self._running.values():
                     self._send_message(one)
             case Working():
@@ -179,6 +181,7 @@ class Application:
     async def stop(self) -> None:
         """End the process."""
         if self._supervisor is not None:
+            # First, because it would start another process.
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
@@ -198,6 +201,7 @@ class Application:
         """Start the application whenever something must run and no application is running."""
         while True:
             await self._wanted.wait()
+            # Before anything is started: a request that comes meanwhile sets it again.
             self._wanted.clear()
             if not (self._running or self._warm):
                 continue

@@ -71,6 +71,7 @@ class Arrivals:
         for span, after, upto in moved:
             manifest = self.manifest(span)
             if manifest is None or manifest.dropped_to > after:
+                # Rows above `after` may be among those that were dropped.
                 lacking.add(span)
                 continue
             if max(frontier.reach(span, manifest), self._reach_of(span, manifest)) < upto:
@@ -109,6 +110,7 @@ class Arrivals:
             if manifest is None or manifest.dropped_to > spans[span].start_ts:
                 late.add(span)
         self._unchecked = late
+        # A copy, because the caller adds to it.
         return set(late)
 
     def _has_rows(self, span: str, manifest: Manifest, after: int, upto: int) -> bool:

@@ -103,6 +103,7 @@ class Backfill:
     def _run(self) -> None:
         while not self._closing.is_set():
             self._asked.wait()
+            # Before the requests are read, so that one that comes meanwhile is not missed.
             self._asked.clear()
             # Most watched spans lack nothing. Do not make a puller for them.
             while self._still_wanted() and not self._closing.is_set():
@@ -137,6 +138,7 @@ class Backfill:
             jobs: dict[Span, _Job] = {}
             one_by_one = False
             while (wanted := self._still_wanted()) and not self._closing.wait(LOOK_S):
+                # At each look, because live spans use more or less of the quota meanwhile.
                 self._make_room(aside)
                 for span in jobs.keys() - wanted.keys():
                     self._end(jobs.pop(span), span, aside, puller)

@@ -60,6 +60,7 @@ class Candidacy:
 
         It waits until the previous session of this capture has ended, if there still is one.
         """
+        # First. The wait below may last longer than the lease, which is renewed only while beats come.
         self._watches.append(asyncio.create_task(self._watch_session(), name="session"))
         what = f"{self._where}: the capture's last session to end"
         epoch = await until_etcd_answers(self._lifetime, self.member.register, what)

@@ -228,9 +228,12 @@ class Capture:
         self.readers = Readers(self.reactor, elsewhere=options.elsewhere)
         socket = ControlSocket(paths.socket, self._receive)
         await socket.open()
+        # The stack is undone from its end: first the reactor, then the processors, then the application,
+        # which they need to end their work, and the pullers. The socket closes when its children are gone.
         stack.push_async_callback(socket.close)
         stack.push_async_callback(self.pullers.stop)
         stack.push_async_callback(application.stop)
+        # This starts a child, which connects to the socket at once.
         self.pullers.of(TABLE_MODE)
         stack.push_async_callback(self.processor_registry.stop)
         if self._candidacy is None:
@@ -240,6 +243,8 @@ class Capture:
             self.processor_registry.take_over()
         await self.reactor.start()
         if self._candidacy is not None:
+            # Pushed before the reactor's end, so that it is done after it: the next owner is elected when
+            # this one writes nothing more.
             stack.push_async_callback(self._candidacy.leave)
         stack.push_async_callback(self.reactor.stop)
         sweep = asyncio.create_task(self.readers.sweep(), name="readers without a query")
@@ -248,6 +253,7 @@ class Capture:
     async def _wait_for_pd(self) -> int:
         """The cluster's id, as soon as PD answers. Raises InvalidInput when what answers is no PD."""
         address, began = self.options.pd, self.options.clock.monotonic()
+        # Without retries of its own, so that the first failure is shown at once.
         probe = PdClient(address, retry_s=0.0)
         self._stack.callback(probe.close)
         waits: list[Retryable] = []
@@ -318,6 +324,7 @@ class Capture:
     async def _be_elected(self, candidacy: Candidacy) -> None:
         """Work as a standby, with all processes running, until this capture is elected as owner."""
         node, processor_registry, options = self.node, self.processor_registry, self.options
+        # Before the processors start, because they ask it whether this capture may work.
         node.over, node.ids, node.others = candidacy.over, candidacy.ids, candidacy.others
         address_of = lambda to: node.others().get(to, "")  # noqa: E731
         processor_registry.start(
@@ -325,6 +332,7 @@ class Capture:
         )
         processor_registry.stand_by()
         node.application.warm()
+        # Only now, because the answers to messages need the client.
         self.takes_messages = True
         owner = await candidacy.until_elected()
         node.owner_key, node.owner_rev = owner.key, owner.revision

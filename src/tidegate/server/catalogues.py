@@ -107,6 +107,7 @@ class Shared:
         if upto <= after:
             return
         manifest = store_view.covering_manifest(self._store, DDL_SPAN_ID, after, upto)
+        # Usually no DDL has come, and the manifest alone says so without a look at the segments.
         if not store_view.pending(manifest, after, upto)[0]:
             return
         columns = self.catalogue.store.job_meta_columns()
@@ -308,9 +309,11 @@ class Catalogues:
 
         `checkpoints`: of every changefeed that may start again; `running`: of those that run now.
         """
+        # One call at a time. A second one would decide by bases that the first is still replacing.
         if self._keeping is not None:
             if not self._keeping.done():
                 return
+            # Raises a defect of the last call, which nobody else would notice.
             self._keeping.result()
         # Decided in the loop, where checkpoints move. If the thread removed a base that has just begun to
         # serve a changefeed, the earlier base would serve it again, and history from that base's ts on is

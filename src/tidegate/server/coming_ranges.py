@@ -94,6 +94,7 @@ class ComingRanges:
         self._starts = {
             task.id: held.get(task.id, max(task.start_ts, dispatch.checkpoint)) for task in wanted
         }
+        # Spans that are delivered here stay, because the feed has one hold of each.
         for name in held.keys() - self._starts.keys() - machine.spans.ids:
             self._spans.drop(self._feed, name)
         for task in wanted:

@@ -88,6 +88,7 @@ class FeedCreation:
         start_ts = await self.start_ts(new)
         held = creating_id(node.cluster, node.holder, new.feed)
         scope = new.config.tidegate.keyspace_id
+        # An initial load always needs the history, because its snapshot is read at the start ts.
         guarded = new.config.check_gc_safe_point or new.config.tidegate.initial_load
         if guarded:
             await self._history.hold(held, start_ts, scope)
@@ -101,6 +102,7 @@ class FeedCreation:
                 new = await asyncio.to_thread(with_tables, new, tables)
                 new = await asyncio.to_thread(with_cuts, new, tables, node.pd)
             feed = await self._store(new, start_ts, catalogue, tables)
+            # Before the hold is renewed, which covers all of `_feeds`.
             self._feeds[feed.id] = feed
             lasting = await self._history.tend(force=True)
             feed.start()
@@ -143,6 +145,7 @@ class FeedCreation:
         if catalogues is None or not config.has_tables:
             return None
         with named_code():
+            # Without tables upstream is asked, because `catalogue` refuses an upstream that has none at all.
             return await catalogues.tables_at(ts, FeedFilter.of(config)) or None
 
     async def catalogue(self, new: NewFeed, ts: int) -> SchemaStore | None:

@@ -93,6 +93,7 @@ class FeedDdl:
             self.check_history(checkpoint)
             await asyncio.sleep(LOOK_S)
         batches, known = await self.run(tracker.begin, checkpoint, resolved)
+        # Only now: until the view has begun at its checkpoint, it is not open.
         self._tracker = tracker
         self.initial = self._stripes.begin(tracker.initial)
         return self._stripes.follow(batches), known
@@ -171,6 +172,7 @@ class FeedDdl:
 
         The stored part may begin later until the puller has restarted from the requested ts.
         """
+        # Before the manifest: everything that a floor covers is in each manifest that is read after it.
         frontier = store_view.read_frontier(self._store)
         manifest = self._node.manifest(self._store, self.span_id)
         if manifest is None or manifest.dropped_to > start:

@@ -118,6 +118,7 @@ class FeedPipeline:
                 "the changefeed's grant is not the dispatched one", where=f"changefeed {self._id}"
             )
         plan.folder.mkdir(parents=True, exist_ok=True)  # another capture may have created the changefeed
+        # Before the application is asked to run it, because its workers read the bounds as they begin.
         self._bounds.begin(plan, grant, opening)
         if dispatch.load:
             self.waits = "regions from PD"

@@ -109,6 +109,7 @@ class BoundsFile:
             partial = self._path.with_suffix(".tmp")
             with writing(partial):
                 partial.write_text(text)
+            # Not synced: after a loss of power the next incarnation writes the file again.
             partial.replace(self._path)
             self._sent, self._sent_spans = text, self._spans_text
 

@@ -80,11 +80,13 @@ class FeedRecord:
         (before, known), self.life = (self.life, self.info), life
         if not changed:
             return
+        # A feed that had ended before keeps its time, because gc-ttl counts from there.
         ended = known.ended_ms or self._node.now_ms() if life.ended else 0
         self.info = info = dataclasses.replace(known, state=str(life.state), error=life.error, ended_ms=ended)
         try:
             await self._write_info(info)
         except TidegateError:
+            # Only if nothing else has replaced them during the write.
             if self.life is life and self.info is info:
                 self.life, self.info = before, known
             raise
@@ -103,6 +105,7 @@ class FeedRecord:
     async def update(self, info: FeedInfo) -> None:
         """Store other settings durably; the feed must not run."""
         await self._write_info(info)
+        # After the write, so that memory has no settings that a restart would not find.
         self.info, self.uri = info, parse_sink_uri(info.sink_uri)
         self.config = config_from_json(info.config)
         self.filter = FeedFilter.of(self.config)
@@ -132,6 +135,8 @@ class FeedRecord:
         `loaded`: the initial load is durable downstream. `settings`: those by which rows are chosen from now
         on; empty: unchanged. Raises DiskFull.
         """
+        # One write at a time. Two at once could arrive in the other order, and the stored checkpoint would
+        # fall.
         async with self._status_turn:
             loaded = loaded or (self.config.tidegate.initial_load and not self.loading)
             settings = settings or self.settings
@@ -162,6 +167,8 @@ class FeedRecord:
         if self.settings == self.info.settings:
             return False
         before = self.persisted
+        # The snapshot of an initial load is read at the stored checkpoint, so this must not rise until the
+        # load is done.
         begin = before if self.loading else max(before, delivered_to)
         await self.store(begin, settings=self.info.settings)
         if begin > before:

@@ -44,6 +44,7 @@ async def fenced_for_good(node: Node, plan: FeedPlan) -> dict[str, Grant]:
     if not await node.grants(feed):
         return {}
     await node.share_out(feed, plan.instance, node.token(), {node.capture: [ALL_KEYS]}, {node.capture: 1})
+    # Read again, because the givers in the grants as stored now must be fenced.
     grants = await node.grants(feed)
     writers = writers_of(grants)
 

@@ -151,6 +151,7 @@ class FeedShares:
         if not self.reason and not is_starting:
             shared = self.may_be_shared and not record.loading
             self.reason, prepare = self.sharing.better(now, record.resolved_ts, shared=shared)
+            # With a reason the incarnation ends, and the next one dispatches to all.
             for peer in prepare if not self.reason else ():
                 self._link.dispatch(peer, Wish.RUN if peer.runs else Wish.PREPARE)
             for peer in self.sharing.not_wanted() if not self.reason else ():

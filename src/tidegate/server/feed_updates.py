@@ -93,6 +93,7 @@ class FeedUpdates:
                 Put(feed_key(node.cluster, feed, "info"), info.to_bytes()),
                 Put(feed_key(node.cluster, feed, "status"), status.to_bytes()),
             )
+            # Before the hold is renewed, which covers all of `_feeds`.
             self._feeds[feed] = moved = Feed(node, feed, info, status)
             lasting = await self._history.tend(force=True)
         finally:

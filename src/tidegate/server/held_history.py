@@ -82,6 +82,7 @@ class HeldHistory:
                 guard.failed()
                 self.error = error.what
                 return False
+            # If PD's least safepoint is higher, the next round asks at once for the history that is left.
             taken, force = guard.answered(hold, least), True
             if taken:
                 self._keep_above(scope, History(hold.needed, hold.safe_point) if hold.ttl_s else History())

@@ -63,6 +63,7 @@ class Housekeeping:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HOUSEKEEPING_S):
                     await self._woken.wait()
+            # Read and cleared before the round, so that a request during it begins the next round at once.
             force = self._woken.is_set()
             self._woken.clear()
             if await self._history.tend(force=force):

@@ -70,6 +70,7 @@ class Jobs:
             while self.failure is None:
                 await asyncio.sleep(every_s)
                 look()
+            # An expired limit cancels the block at whatever it awaits.
             limit.reschedule(loop.time())
 
         try:
@@ -80,6 +81,7 @@ class Jobs:
                 finally:
                     watching.cancel()
         except TimeoutError:
+            # The block's own TimeoutError, which is not ours to replace.
             if self.failure is None:
                 raise
             raise self.failure from None
@@ -111,6 +113,7 @@ async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
+            # Kept, and the wait continues: a second cancellation must not end it either.
             cancelled = error
     if cancelled is not None:
         raise cancelled

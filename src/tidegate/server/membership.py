@@ -92,6 +92,7 @@ class Membership:
         """
         key = capture_prefix(self._cluster) + self.me.name
         put_leased(self._client, key, self.me.to_bytes(), self._session.lease)
+        # Read back, because the key may be from an earlier attempt whose answer was lost.
         found = self.metadata.get(key)
         if found is None:
             raise Retryable("the capture's session has ended", where=key)

@@ -49,6 +49,7 @@ class SqliteMetadata:
         self._path, self._ballast = path, ballast or Ballast(None)
         self._lock = threading.Lock()
         try:
+            # No transactions of Python's own: they would begin with a read lock, whose upgrade may fail.
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -66,6 +67,7 @@ class SqliteMetadata:
     def under(self, prefix: str) -> Sequence[KeyValue]:
         """All keys that begin with `prefix`, in key order."""
         return self._select(
+            # The first condition uses the index. The second one is exact for any characters of the prefix.
             f"SELECT {_COLUMNS} FROM kv WHERE key >= ? AND substr(key, 1, ?) = ? ORDER BY key",
             (prefix, len(prefix), prefix),
         )
@@ -115,6 +117,7 @@ class SqliteMetadata:
                 self._db.execute("DELETE FROM kv WHERE key = ?", (write.key,))
             else:
                 self._db.execute(
+                    # As in etcd, a key that is overwritten keeps its create revision.
                     "INSERT INTO kv VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
                     "value = excluded.value, mod_revision = excluded.mod_revision",
                     (write.key, write.value, revision, revision),

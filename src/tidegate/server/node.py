@@ -191,6 +191,7 @@ class Node:
     async def write(self, *writes: Put | Delete, guards: tuple[Compare, ...] = ()) -> bool:
         """Write durably if this capture is the owner, otherwise raise Fenced. False: another guard failed."""
         while True:
+            # Our own clock ends the session a margin before etcd does. From then on nothing may be written.
             if (over := self.over()) is not None:
                 self.lost(over)
                 raise over

@@ -154,6 +154,7 @@ class Peer:
         if now - self.received_at > SILENT_S:
             self.met_at = now
         self.received_at = now
+        # Progress only rises, so a late Checkpoint does no harm. A late Sync would bring back an old state.
         if is_state:
             if (epoch, sequence) <= self.latest:
                 return False
@@ -280,6 +281,7 @@ class Peers:
         if owner_knows is not None:
             known[owner] = max(known.get(owner, 0), owner_knows)
         first = max(known.values(), default=0)
+        # While no capture advances, none is behind.
         if first > max(self._read.values(), default=0):
             step_s, self._first_at = min(now - self._first_at, STEP_MAX_S), now
             self._behind_s = {

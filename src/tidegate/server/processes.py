@@ -53,6 +53,7 @@ def members(session: int) -> list[Member]:
 
 def _stat(entry: Path) -> tuple[str, str, int]:
     """Name, state and session, by proc(5): `pid (name) state ppid pgrp session ...`."""
+    # From the last parenthesis, because a program's name may contain some.
     head, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
     fields = rest.split()
     return head.partition("(")[2], fields[0], int(fields[3])

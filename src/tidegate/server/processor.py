@@ -98,6 +98,7 @@ class FeedProcessor:
             while True:
                 try:
                     await self._step()
+                # The task continues after a defect, because only it can report the failure to the owner.
                 except Exception as error:
                     LOG.exception("changefeed %s: unexpected error", self.id)
                     self._fail(unexpected(error))
@@ -116,6 +117,7 @@ class FeedProcessor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rest_s()):
                 await self._wake.wait()
+        # After the wait: what comes during a step ends the next wait at once.
         self._wake.clear()
 
     def _rest_s(self) -> float:
@@ -166,6 +168,7 @@ class FeedProcessor:
         self._check_space()
         if self._failure is not None and not self._over:
             await self._end_work()
+            # Before the report, because the owner may give the ranges to others as soon as it has it.
             await to_its_end(self.pipeline.end())
             self.machine.failed(Failed.of(self._failure))
             self._over = True
@@ -185,11 +188,14 @@ class FeedProcessor:
                 await to_its_end(self.pipeline.end())
             match dispatch.wish:
                 case Wish.REST | Wish.DELETE:
+                    # Before the answer: the owner takes it to mean that nothing is held or written here.
                     self._close(forget=dispatch.wish is Wish.DELETE)
                     self.machine.needs = MAX
                     self._space_release.over()  # it holds nothing now, and may prepare again
                     self.machine.given_up()
                 case Wish.PREPARE:
+                    # Before the spans are opened. The pipeline has ended, and the owner waits for nothing
+                    # else.
                     self.machine.given_up()
                     if not self._space_release.is_done:
                         await self._prepare(dispatch)
@@ -210,6 +216,7 @@ class FeedProcessor:
         """Have the spans pulled. A Retryable is shown and tried again; it fails the feed when it must run."""
         while True:
             try:
+                # The latest Dispatch of this goal, whose checkpoint may have risen since the last attempt.
                 return await self._open(self.machine.dispatch or dispatch)
             except Retryable as error:
                 self._waits = error.what

@@ -179,6 +179,7 @@ class ProcessorLink:
         await asyncio.gather(*(self._end(peer, wish) for peer in peers))
 
     async def _end(self, peer: Peer, wish: Wish) -> None:
+        # It has confirmed just this already. Another Dispatch would clear the confirmation.
         if peer.given_up.is_set() and peer.asked is not None and peer.asked.wish is wish:
             return
         clock = self._node.clock
@@ -204,6 +205,7 @@ class ProcessorLink:
     def _header(self, peer: Peer, instance: str) -> Header:
         node = self._node
         who = node.cluster, str(self._feed), instance
+        # The epoch names the process. A successor must not start what was meant for its predecessor.
         return Header(*who, node.owner_rev, peer.capture, peer.latest[0], node.next_sequence())
 
     def _send(self, peer: Peer, message: FromOwner) -> None:

@@ -101,6 +101,7 @@ class ProcessorRegistry:
         try:
             await processor.stop()
         finally:
+            # Only now: while it ends, `begin` must start no second one on the same spans.
             self.processors.pop(feed, None)
 
     async def _remove_folders(self) -> None:

@@ -182,6 +182,7 @@ class ProcessorReports:
     ) -> list[Finding]:
         asked = peer.asked
         is_running = any(one.state is RangeState.RUNNING for one in message.ranges)
+        # An answer to an earlier Dispatch says nothing about what was asked for since.
         if asked is not None and message.answers >= asked.header.sequence and not is_running:
             peer.given_up.set()
         if message.error is not None and not peer.runs and peer.coming:

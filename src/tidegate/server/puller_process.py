@@ -98,6 +98,7 @@ def run(
             try:
                 _serve(control, store, puller, notices)
             finally:
+                # The store is closed last, because all the others write to it.
                 repairs.close()
                 backfill.close()
                 puller.close()

@@ -108,6 +108,7 @@ class Pullers:
     async def stop(self) -> None:
         """End the processes."""
         for supervisor in self._supervisors:
+            # First, because they would start the processes again.
             supervisor.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
         await asyncio.gather(*(puller.stop() for puller in self.processes.values()))

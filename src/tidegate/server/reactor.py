@@ -83,8 +83,11 @@ class Reactor:
                 continue
             status = stored.get(feed_key(node.cluster, named[0], "status"))
             self._take_up(named[0], found.value, status.value if status is not None else None)
+        # Only now that all changefeeds are known: it decides which files of the event stores may be removed.
         node.owned = self.housekeeping.owned
         if node.shared:
+            # Before the first hold: if this owner dies after that, the next one finds which term may have
+            # held.
             await node.write(Put(holder_key(node.cluster, node.term), b"{}"))
             await self.placement.read_drained()
         # Before anything is registered: if a hold expired while no owner ran, history may be lost.
@@ -107,12 +110,14 @@ class Reactor:
             known = FeedStatus.from_bytes(status) if status is not None else FeedStatus(info.start_ts)
             self.feeds[feed] = Feed(self.node, feed, info, known)
         except Exception as error:
+            # The object that failed may have registered its box, and messages would go there.
             self.node.router.owners.pop(str(feed), None)
             found = self.feeds.unreadable[feed] = UnreadableFeed.of(feed, stored, status, error)
             event(LOG, logging.ERROR, "changefeed cannot be read", changefeed=str(feed), why=found.why)
 
     async def stop(self) -> None:
         """End all feeds. Their stored state stays, and other captures continue their parts."""
+        # First, so that the feeds end only this capture's processors (`ProcessorLink.reachable`).
         self.node.leaving = True
         for task in self._tasks:
             task.cancel()
@@ -239,6 +244,8 @@ class Reactor:
     async def _delete(self, feed: FeedId) -> None:
         """Delete its definition and status, and its processor and folder on this capture."""
         node = self.node
+        # First. If this process dies before the rest is done, the folder is found without a definition, and
+        # is removed after the next start (`ProcessorRegistry`).
         await node.write(
             Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
         )

@@ -150,6 +150,7 @@ class Readers:
 
     async def remove_orphans(self) -> None:
         """Remove readers that no query has read from for ORPHAN_S."""
+        # A copy, because changefeeds come and go during the waits.
         feeds = dict(self._reactor.feeds)
         for name, progress in (await self.progress_of_readers(feeds.values())).items():
             silent_s = feeds[name].node.clock.now_ms() / 1000 - progress.queried_ms / 1000
@@ -282,6 +283,7 @@ class Readers:
                 owner = found.owner
                 if owner is not None and owner.resolved_sent > before:
                     break
+            # The reader may have been removed, or created again, during the wait.
             found = self._feed(feed, asked.instance)
 
     async def plan(self, feed: FeedId, asked: Query, start: int, end: int) -> dict[str, Any]:

@@ -132,6 +132,8 @@ class Replication:
         self.owner = None
         self.ddl.close(forget=forget)
         self.waiting_for = ""
+        # A Dispatch must name the epoch of the processor's process, which only its answer to us says. A feed
+        # that has not run has met nobody.
         if forget:
             await self._meet()
         rest = Wish.DELETE if forget else Wish.REST
@@ -203,6 +205,7 @@ class Replication:
         first = await self.ddl.definitions() if record.loading else []
         thread = self.sink.begin()
         self.waiting_for = "sink"
+        # No tick runs until the sink is open, so a call that hangs is looked for here.
         async with self._jobs.watched(self._check_sink, LOOK_S):
             await self.shares.fence_all(plan, grants, thread)
             sink = await self.sink.open(plan, grants[lead], thread, first)
@@ -230,6 +233,7 @@ class Replication:
     async def _end_incarnation(self) -> None:
         """Stop processors and sink. A sink call that does not end is abandoned; the next sink fences it."""
         if self.owner is not None:
+            # First, so that the owner machine emits nothing more for a sink that is being given up.
             self.owner.sink_lost()
         sink = self.sink.release()
         await self._jobs.end()
@@ -259,6 +263,7 @@ class Replication:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rest_s()):
                 await self._wake.wait()
+        # After the wait: what comes during a tick ends the next wait at once.
         self._wake.clear()
 
     def _rest_s(self) -> float:
@@ -284,6 +289,7 @@ class Replication:
         for effect in owner.tick(now):
             self._jobs.spawn(self._effects.perform(owner, effect))
         self.checkpoint = owner.checkpoint
+        # Rows above the known DDL may be of tables that are not known yet.
         record.resolved_ts = max(record.resolved_ts, min(owner.resolved, owner.barrier.resolved))
         self._link.repeat()
         sink = self.sink.opened
@@ -348,6 +354,8 @@ class Replication:
         """Store that the initial load is durable downstream, then let the stream continue."""
         record, ts = self._record, self._record.persisted
         try:
+            # Stored before the barrier is released. Once changes above the load are delivered, a restart must
+            # not load again.
             await record.store(ts, loaded=True)
         finally:
             self._is_storing_load = False

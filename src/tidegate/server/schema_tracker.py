@@ -240,6 +240,7 @@ class SchemaTracker:
             if stopped or waiting + len(found) >= self._waiting_max:
                 break
         else:
+            # Only after the last step. If it stops earlier, DDL above `place` is not returned yet.
             place = max(place, resolved)
         self._place, self._stopped = place, stopped
         return found, place

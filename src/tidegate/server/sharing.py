@@ -115,6 +115,7 @@ class Sharing:
 
     def divide(self, before: Mapping[str, Sequence[Span]], *, shared: bool) -> Shares:
         """The division for the next incarnation. `shared`: whether several captures may write at once."""
+        # An incarnation begins in any case, so captures that have just joined may take part.
         able, self.next = self.captures.able(joined_s=0.0), self._still_possible()
         if self.next is not None and (shared or len(self.next) == 1):
             found = self.next
@@ -244,12 +245,15 @@ class Sharing:
     def better(self, now: float, resolved_ts: int, *, shared: bool) -> tuple[str, list[Peer]]:
         """Why the key space must be divided again now, or ""; and the processors that must prepare for it."""
         able, before = self.captures.able(), self.now
+        # The last of these circumstances changes every BALANCE_S, so loads are compared again at least that
+        # often.
         known = tuple(sorted(able)), self._changed, shared, tuple(sorted(before)), now // BALANCE_S
         if known == self._best_for:
             return "", []
         if self._kept_for and not self._is_kept(able):
             self._kept_for = frozenset()
         tolerance = 0.0 if self._asked_for else TOLERANCE if set(able) != before.keys() else UNEVEN
+        # Without the last one, because a plan stays while its takers prepare, however long that takes.
         is_planned = self.aim is not None and known[:-1] == self._planned_for
         if self.aim is not None and is_planned:
             after = self.aim  # takers prepare for these; loads that change meanwhile count the next time
@@ -262,6 +266,7 @@ class Sharing:
             self._planned_for, self._is_by_hand = known[:-1], False
         if not self._is_worth_it(before, after):
             self._best_for, self._asked_for = known, False
+            # A user's request that changes nothing is done.
             self.aim = self._by_hand = None
             return "", []
         takers = {name: self._to_come(spans, before.get(name, ())) for name, spans in after.items()}

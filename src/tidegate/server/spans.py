@@ -203,6 +203,7 @@ class SpanRegistry:
 
     def try_again(self, feed: Holder, start_ts: int) -> None:
         """Follow from `start_ts` the spans that the puller refused to follow from an earlier ts."""
+        # Collected first, because `_begin_again` removes them from `_refused`.
         refused = [name for name, one in self._refused.items() if one.start_ts < start_ts]
         for name in [one for one in refused if feed in self._holders[one]]:
             self._holders[name][feed] = max(start_ts, self._holders[name][feed])

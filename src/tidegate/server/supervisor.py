@@ -123,6 +123,7 @@ class Connection:
         if self.writer.transport.get_write_buffer_size() > UNREAD_MAX:
             event(LOG, logging.WARNING, "control connection closed", reason="its messages are not read")
             self.closed.set()
+            # Not `close`, which would keep the connection until the peer has read everything.
             self.writer.transport.abort()
 
 
@@ -177,6 +178,7 @@ class ControlSocket:
             writer.close()
             if connection is not None:
                 self._connections.discard(connection)
+                # Before its end is reported, so that the receiver of the report sends nothing more to it.
                 connection.closed.set()
                 await self._say_gone(connection)
 

@@ -46,9 +46,11 @@ def chosen_cuts(starts: Collection[bytes], tables: Collection[int], settings: Sc
     found: list[bytes] = []
     for inside in sorted(edges.values(), key=len, reverse=True):
         regions = len(inside) + 1
+        # The tables that follow have no more regions.
         if regions <= settings.region_threshold:
             break
         pieces = min(PIECES, -(-regions // settings.region_count_per_span))
+        # One less, because the start of the first region is not inside.
         cuts = [inside[regions * piece // pieces - 1] for piece in range(1, pieces)]
         if len(found) + len(cuts) > TABLE_CUTS_MAX:
             break

@@ -79,6 +79,7 @@ class Upkeep:
 
     def _drop_segments(self, stores: Iterable[Captured], owned: Owned | None) -> None:
         """Drop segments that neither a processor nor an owner needs."""
+        # A processor that has nothing open may need everything, so nothing is dropped for it.
         limits: dict[Holder, tuple[int, int]] = {
             name: one.drop_below or (0, 0) for name, one in self._processors.items()
         }

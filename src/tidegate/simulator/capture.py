@@ -71,6 +71,7 @@ class SimulatedClock:
 
     def set_rate(self, rate: float) -> None:
         """Let it go faster or more slowly from now on."""
+        # First, with the old rate: the clock must not jump when its rate changes, since it is monotonic.
         self._ahead_s = self.monotonic() - self.time.now
         self._set_at, self.rate = self.time.now, rate
 
@@ -141,18 +142,24 @@ class Control:
         etcd, time = self.world.etcd, self.world.time
         while True:
             try:
+                # A retry keeps a lease that is still certain. The capture's key of the earlier attempt has
+                # that lease, and would block another one until it expires.
                 if not self.lease_id or self._lease.gone or not self.holds:
                     self._lease, sent = LocalLease(), self.clock.monotonic()
+                    # `sent` was read before: etcd counts the TTL from some moment after that, so our trust
+                    # ends earlier.
                     self.lease_id = yield from self.client.ask(etcd.grant_lease, TTL_S)
                     self._lease.renewed(sent, TTL_S)
                     time.spawn(self.process, self._renew(self.lease_id))
                 key = capture_prefix(CLUSTER) + self.capture
+                # An earlier life still has the name. Its lease has to expire first.
                 if not (yield from self._put_leased(key, f"{self.capture} {self.lease_id}")):
                     yield PAUSE_S * 5
                     continue
                 found = yield from self.client.read(etcd.get, key)
                 self.owner_key = f"{owner_prefix(CLUSTER)}{self.lease_id:x}"
                 if found is not None and (yield from self._put_leased(self.owner_key, self.capture)):
+                    # Set only when both keys are stored, because messages are received from then on.
                     self.epoch = found.mod_revision
                     break
             except Retryable:
@@ -172,8 +179,11 @@ class Control:
             try:
                 found = yield from self.client.ask(etcd.keep_alive, lease, patience_s=TTL_S / RENEWALS)
             except Retryable:
+                # An answer may be lost although etcd is up. The pause is short, because the lease runs out
+                # meanwhile.
                 pause = PAUSE_S
                 continue
+            # The answer may come after `_join` has begun another session, whose lease it says nothing about.
             if lease == self.lease_id:
                 self._lease.renewed(sent, found)
             pause = TTL_S / RENEWALS
@@ -193,6 +203,7 @@ class Control:
             self.drained = {key.removeprefix(drained) for key in keys if key.startswith(drained)}
             candidates = [kv for kv in found if kv.key.startswith(owners)]
             least = min(candidates, key=lambda kv: kv.create_revision, default=None)
+            # `holds` comes last and is asked now: the list may be old, and our key in it may have expired.
             if least is not None and least.key == self.owner_key and self.owner is None and self.holds:
                 self._become_owner(least.create_revision)
             yield CAPTURES_S
@@ -208,6 +219,8 @@ class Control:
         """Its state cannot be trusted any more: end all its work, and start again with a new session."""
         if self.machine.control is self:
             self.world.note(self.capture, f"starts again: {why}")
+            # Not at once, because the task that loses the session belongs to the process that would be
+            # killed.
             self.world.time.after(0.0, self.machine.restart, self)
             self.machine.control = None
 
@@ -225,6 +238,7 @@ class Control:
         if not self.holds:
             self.lose("its session has ended")
             raise Fenced("the capture's session has ended")
+        # Between the look at the session and the write: the time in which a stopped owner is replaced unseen.
         self.machine.spring(Moment.WRITE)
         yield self.world.time.rng.uniform(0.0, 0.002)
         mine = Compare(self.owner_key, mod_revision=self.owner_rev)
@@ -233,8 +247,12 @@ class Control:
             done = yield from self.client.transact((*own, *guards), writes, stored=stored)
             if done:
                 return True
+            # A failed guard has two meanings. Only a lost election ends the capture. The caller acts on the
+            # others.
             held = yield from self.client.read(self.world.etcd.holds, (mine,))
         except Retryable as error:
+            # The machine would continue from a state that etcd may not have. The next life reads what is
+            # stored.
             self.lose(f"it does not know what is stored ({error.what})")
             raise Fenced("it is not known what etcd has stored") from error
         if not held:

@@ -92,6 +92,8 @@ class Checks:
         self.counts["rows: once, and in order"] += 1
         table, name = self._upstream.tables[table_id], f"row {table_id}@{short(ts)}"
         wanted = self._next_row(table)
+        # Each table's next missing row decides: a lower ts repeats a row or is before the start, a higher one
+        # leaves a gap.
         if ts < wanted:
             raise Violation(f"{name} is written, and it is there already, or not wanted")
         if ts > wanted:
@@ -101,6 +103,7 @@ class Checks:
         if ts > self._next_ddl():
             raise Violation(f"{name} comes before the DDL of {short(self._next_ddl())}")
         self.counts["rows: not by a fenced writer"] += 1
+        # The ranges count as well as the token, because a later writer may begin other tables meanwhile.
         later = [one for one in self._began if by is not None and by.token < one.token and one.has(table)]
         if later:
             raise Violation(f"{name} is written by {by}, although {later[0]} has begun")
@@ -173,6 +176,7 @@ class Checks:
             )
         if ts > self.durable_ts:
             raise Violation(f"checkpoint {short(ts)} is stored, and {self.missing} below it is missing")
+        # `_owner_rev` rises when an owner stores grants. An earlier owner may store checkpoints until then.
         if owner_rev < self._owner_rev:
             raise Violation(f"owner {owner_rev} stores a checkpoint after owner {self._owner_rev}")
         self.checkpoint_ts = ts

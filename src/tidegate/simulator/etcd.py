@@ -69,6 +69,8 @@ class Etcd:
             before = self._keys.pop(write.key, None)
             self._lease_of.pop(write.key, None)
             if isinstance(write, Put):
+                # As in etcd, a Put over an existing key keeps its create revision. Elections compare that
+                # one.
                 created = before.create_revision if before is not None else self.revision
                 self._keys[write.key] = KeyValue(write.key, write.value, created, self.revision)
                 if lease:
@@ -125,6 +127,7 @@ class Etcd:
         found = self._leases.get(lease)
         if found is None:
             return
+        # While etcd is down, no lease may end: `restarted` will give each one its whole TTL again.
         if not self.up or found.until > self._time.now:
             self._time.after(max(found.until - self._time.now, 0.5), self._expire, lease)
         else:
@@ -181,6 +184,8 @@ class EtcdClient:
         when etcd applies it. Raises Retryable if it is unknown whether it was applied.
         """
         keys = [write.key for write in writes]
+        # The revisions must be from before the first attempt. If they were read between two attempts, the
+        # second would compare with what the first has written, and the transaction could be applied twice.
         if not self.known.keys() >= set(keys):
             yield from self._look(keys)
         compares = list(guards)
@@ -197,10 +202,14 @@ class EtcdClient:
         if outcome.succeeded:
             self.known |= {one.key: outcome.revision if isinstance(one, Put) else 0 for one in writes}
             return True
+        # A failed compare may mean that an earlier attempt of this call was applied and its answer was lost.
         done = yield from self.read(self._is_done, writes)
+        # The next transaction compares with what is stored now, whatever process has written it.
         yield from self._look(keys)
         if done:
             return True
+        # False means that one of the caller's guards failed. If they hold, another writer has changed a key,
+        # and whether an attempt was applied before that cannot be known any more.
         hold = yield from self.read(self.etcd.holds, guards)
         if hold:
             raise Retryable("a written key has changed meanwhile", where=", ".join(keys))

@@ -44,6 +44,8 @@ class Faults:
         world.network.cuts.clear()
         world.network.slow.clear()
         if ETCD in world.network.down:
+            # The end that was scheduled for this fault may be far away, and leases must not expire at once
+            # now.
             world.etcd.restarted()
         world.network.down.clear()
         for capture in world.captures.values():
@@ -55,6 +57,8 @@ class Faults:
                 self._find_ddl(capture)
             for process in self._processes(capture):
                 self._time.continue_process(process)
+            # Last, because `_find_ddl` may have just killed it. One that waits for its own start begins now
+            # instead.
             capture.start()
         world.note("FAULT", "all faults are healed")
 
@@ -95,6 +99,7 @@ class Faults:
         if capture is None:
             return ""
         was_owner, delivered = capture is self._world.owner, capture.delivers
+        # Asked before the kill, after which it has no worker. Without either there is nothing to take over.
         if was_owner or delivered:
             self._world.failovers.died(self._time.now, was_owner=was_owner)
         capture.kill(workers=True)
@@ -106,6 +111,7 @@ class Faults:
             return ""
         capture.kill(workers=False)
         self._later(0.5, 5.0, capture.start_again)
+        # Before the capture starts again: the workers of its next life are not part of this fault.
         old = list(capture.workers)
         lasts = self._later(0.0, 20.0, lambda: self._end_all(old))
         return f"{capture.name}'s control process is killed, and its workers continue {lasts}"
@@ -169,6 +175,7 @@ class Faults:
 
     def stopped_in_midst(self) -> str:
         moment = self._rng.choice(tuple(Moment))
+        # Every capture has workers with transactions. Only the owner comes to the other moments.
         capture = self._any() if moment is Moment.COMMIT else self._world.owner
         if capture is None:
             return ""
@@ -187,6 +194,8 @@ class Faults:
             return ""
 
         def kill() -> None:
+            # Not inside the trap: the task that springs it is running, and a running generator cannot be
+            # closed.
             self._time.after(0.0, lambda: self._world.note("FAULT", self._kill(capture)))
 
         capture.traps[moment] = kill
@@ -237,6 +246,7 @@ class Faults:
         capture = self._any()
         if capture is None or capture.control is None or not capture.control.epoch:
             return ""
+        # Straight at etcd, not through the network: the capture learns of it only when it renews or writes.
         self._world.etcd.revoke(capture.control.lease_id)
         return f"etcd ends the session of {capture.name}"
 
@@ -267,6 +277,7 @@ class Faults:
     def region_stalls(self) -> str:
         capture = self._rng.choice(list(self._world.captures.values()))
         table, view = self._rng.choice(self._world.upstream.there).id, capture.view
+        # A second stall of the table must not raise the ts at which the first one holds it.
         view.stalled.setdefault(table, view.resolved_ts)
         lasts = self._later(1.0, 15.0, lambda: view.stalled.pop(table, None))
         return f"{capture.name} receives nothing of {table} {lasts}"

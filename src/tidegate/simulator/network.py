@@ -53,6 +53,7 @@ class Network:
         """Send a message, which may arrive once, twice or never."""
         rng, conditions, counts = self.time.rng, self.conditions, self.timeline.counts
         counts["messages sent"] += 1
+        # One draw decides between lost and doubled, so a message is never both.
         chance = rng.random()
         if chance < conditions.lost:
             counts["messages lost"] += 1
@@ -70,6 +71,7 @@ class Network:
         return rng.uniform(*QUICK_S)
 
     def _arrive(self, source: str, to: str, deliver: Callable[[], None], attempts: int) -> None:
+        # The cut is looked up on arrival, not on sending: a cut that begins meanwhile holds the message back.
         if (source, to) not in self.cuts:
             deliver()
         elif attempts > 1:
@@ -101,13 +103,18 @@ class Network:
         def arrive() -> None:
             if self.is_open(source, service):
                 found = work()
+                # The work was carried out, and only its answer is lost. The caller cannot distinguish this
+                # from a request that was lost, which is the case that retries must survive.
                 if self.is_open(service, source):
                     self.time.within(process, self.time.rng.uniform(*QUICK_S) * factor, reply, found)
 
         self.time.after(self.time.rng.uniform(*QUICK_S) * factor, arrive)
+        # A late answer changes nothing from here on: `reply` fills a list that nobody reads any more.
         if not (yield answered.wait(patience_s)):
             self.timeline.counts["requests without answer"] += 1
             raise Retryable(f"{service} does not answer", where=service)
+        # Services return their errors. One that is raised in `arrive` leaves the queue and ends the run, as a
+        # Violation must.
         if isinstance(answer[0], Exception):
             raise answer[0]
         return answer[0]

@@ -48,6 +48,7 @@ class OwnerGrants:
         if "inherit" in self._off:
             stored = {name: replace(one, givers={}) for name, one in stored.items()}
         if len(shares) == 1:
+            # A single writer fences its givers itself, so the owner has nothing to settle before it begins.
             (name,) = shares
             return raised(stored, name, INSTANCE, token, shares[name], 1)
         if "all_givers" not in self._off:

@@ -71,6 +71,8 @@ class OwnerLink:
         """Announce ourselves until our own processor has answered, and to others for at most `MEET_S`."""
         until, mine = self._now + MEET_S, self._peers[self._control.capture]
         while missing := [p for p in self.reachable() if p.met_rev != self._control.owner_rev]:
+            # Our own processor is waited for without limit, because it is in this process. Others that answer
+            # later get ranges later.
             if self._now >= until and mine not in missing:
                 return
             self.announce()
@@ -102,6 +104,7 @@ class OwnerLink:
             False,
             coming=peer.coming if grant is not None else (),
         )
+        # Before the message is sent, so that no answer to it is lost.
         peer.ask(message, self._now)
         self._send(peer, message)
 
@@ -126,6 +129,7 @@ class OwnerLink:
                     asked_at[peer.capture] = now
                     if tries[peer.capture] <= GIVE_UP_TRIES:
                         self.dispatch(peer, wish)
+            # A capture that does not answer is given up. The next incarnation fences what it still writes.
             left = [peer for peer in left if self._may_answer(peer, tries[peer.capture])]
             if left:
                 yield self._wake.wait(CAPTURES_S)

@@ -40,10 +40,13 @@ class OwnerSink:
         """If several captures will write: fence every earlier writer before any of them begins."""
         if len(grants) == 1:
             return
+        # All stored grants, not only this round's. A writer without ranges may have left a transaction open,
+        # and readers do not see what others have committed behind it.
         found = yield from self._grants.read()
         stored = {capture: grant for capture, (grant, _) in found.items()}
         givers = {giver for grant in stored.values() for giver in grant.givers}
         writers = sorted(writers_of(stored) if "all_writers" not in self._off else givers)
+        # A replaced owner must not fence the writers of its successor.
         yield from self._prove(lead, name)
         for writer in writers if "owner_fence" not in self._off else ():
             yield from self._call(self._world.sink.initialise, writer)
@@ -54,7 +57,10 @@ class OwnerSink:
     def open(self, lead: Grant, name: str) -> Steps[None]:
         """Open the sink as the owner, and read its journal."""
         sink = self._world.sink
+        # Without an open transaction one attempt is enough. Otherwise the writers that may have left it open
+        # are fenced, which aborts it, and the journal is read once more.
         for fences in (True, False):
+            # Before the journal is read: an earlier owner that can still commit could add to it afterwards.
             self._epoch = yield from self._call(sink.initialise, OWNER)
             yield from self._prove(lead, name)
             try:
@@ -79,6 +85,8 @@ class OwnerSink:
             yield from self._call(sink.produce, OWNER, epoch, [Record(kind, "", ts)])
             yield from self._call(sink.commit, OWNER, epoch, None)
         except Fenced as error:
+            # Not Fenced, which would end the capture. The fence does not prove that the other owner is the
+            # later one. The next write to etcd decides that.
             raise Retryable("another owner has opened the sink") from error
         self._world.timeline.counts[f"{kind} sent"] += 1
 

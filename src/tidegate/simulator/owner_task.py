@@ -99,6 +99,8 @@ class OwnerTask:
     def _back_off(self, error: TidegateError) -> Steps[None]:
         shown = FeedError(error.what, "CDC:ErrRetryable", self._control.now_ms())
         now, jitter = self._now, self._time.rng.random()
+        # The time without progress has no limit here: the run itself decides whether the changefeed recovers
+        # in time.
         self.life = self.life.failed(shown, retry=True, now=now, stuck_s=math.inf, jitter=jitter)
         while self.life.state is State.PENDING:
             yield max(0.0, self.life.retry_at - self._now)
@@ -125,6 +127,8 @@ class OwnerTask:
             try:
                 yield from self._start_incarnation()
                 yield from self._deliver()
+            # The incarnation ends before the back-off begins, because a retry begins with processors that
+            # deliver nothing.
             except Retryable:
                 yield from self._end_incarnation()
                 raise
@@ -143,6 +147,7 @@ class OwnerTask:
     def _open(self) -> Steps[None]:
         """Make the machine at the stored checkpoint, once all DDL up to it is known."""
         view, upstream = self._control.machine.view, self._world.upstream
+        # With other captures it is not known yet which one gets what.
         if not self._control.others():
             self._link.dispatch(self.peers[self._control.capture], Wish.PREPARE)
         while view.resolved_ts < self.persisted:
@@ -162,6 +167,7 @@ class OwnerTask:
         grants = yield from self._raise_grants(self.owner)
         name = self._control.capture
         lead = name if name in grants else min(grants)
+        # A run without the guard: givers count as fenced before they are.
         if "fence_before_settled" in self._off and len(grants) > 1:
             yield from self._grants.settle(grants)
         yield from self._sink.fence_all(grants, grants[lead], lead)
@@ -170,11 +176,14 @@ class OwnerTask:
         self._starting = True
         self._world.timeline.counts["incarnations"] += 1
         self._log("dispatches to " + ", ".join(sorted(grants)))
+        # Last. A processor that is asked to run must find its grant stored, and if others write as well, all
+        # earlier writers fenced.
         for one in sorted(grants):
             self._link.dispatch(self.peers[one], Wish.RUN)
 
     def _end_incarnation(self) -> Steps[None]:
         """Stop processors and sink. A call of the sink that does not end in time is abandoned."""
+        # First, so that the machine emits nothing more for a sink that is being given up.
         if self.owner is not None:
             self.owner.sink_lost()
         self._sink.is_open = False
@@ -188,6 +197,8 @@ class OwnerTask:
 
     def _raise_grants(self, owner: Owner) -> Steps[dict[str, Grant]]:
         """Divide the key space among the captures that answer, and store what each may write."""
+        # Read again for each round. The write below compares these revisions, so it fails if another owner
+        # has stored grants since.
         found = yield from self._grants.read()
         stored = {name: grant for name, (grant, _) in found.items()}
         before = {name: [one.id for one in grant.ranges] for name, grant in stored.items()}
@@ -229,6 +240,7 @@ class OwnerTask:
         """Handle a message. Only the latest one says what a processor does; each one says how far it is."""
         header, now = message.header, self._now
         is_state = not isinstance(message, Checkpoint)
+        # Compared before `receive`, which raises `latest`.
         is_other_process = header.capture_epoch > peer.latest[0]
         if is_other_process:
             peer.met_at = now
@@ -237,6 +249,7 @@ class OwnerTask:
             return
         asked = peer.asked
         restarted = asked is not None and header.capture_epoch > asked.header.capture_epoch
+        # Checked before the message counts: the new process must not begin what its predecessor was granted.
         if peer.runs and restarted and "once" not in self._off:
             self._reshare = self._reshare or f"capture {peer.capture} has started again"
             if is_other_process:
@@ -262,9 +275,11 @@ class OwnerTask:
         if peer.runs:
             peer.receives(message.received if tuple(message.coming) == peer.coming else 0, self._now)
         self.sharing.loads[peer.capture] = message.loads
+        # Before the running ranges: the DDL that a processor knows is compared before its progress counts.
         self._receive_progress(peer, message.incarnation, message.checkpoints, message.ddl)
         self._receive_running(peer.capture, message.incarnation, message.ranges)
         peer.holds = bool(message.ranges)
+        # Until the sink is open, what the capture holds may belong to the grants of this round.
         if self._sink.is_open:
             self._link.end_leftover(peer)
 
@@ -281,6 +296,8 @@ class OwnerTask:
         asked = peer.asked
         runs = any(one.state is RangeState.RUNNING for one in message.ranges)
         answers = asked is not None and message.answers >= asked.header.sequence
+        # An answer to an earlier Dispatch may be late, and the capture may have begun something since it was
+        # sent.
         if (answers or "answers" in self._off) and not runs:
             peer.given_up.set()
         if message.error is not None and not peer.runs and peer.coming:
@@ -322,6 +339,8 @@ class OwnerTask:
         try:
             match effect:
                 case SendDdl(batch):
+                    # An earlier incarnation may have sent the DDL, although the stored checkpoint has not
+                    # passed it. The journal shows this, and the DDL must not be sent twice.
                     if batch.finished_ts > self._sink.journal.ddl_ts:
                         yield from self._sink.commit(RecordKind.DDL, batch.finished_ts)
                     self.sharing.passed(owner.ddl_done(batch.finished_ts))
@@ -337,6 +356,7 @@ class OwnerTask:
                     raise AssertionError("nobody asks for that here")
             self.wake.set()
         except Fenced:
+            # `Control.write` has ended the capture before it raised this.
             pass  # the capture starts again
         except TidegateError as error:
             self._fail(error)

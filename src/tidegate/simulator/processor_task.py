@@ -74,6 +74,8 @@ class ProcessorTask:
         dispatch = machine.dispatch
         if dispatch is not None and (goal := Goal.of(dispatch)) != self._goal:
             if self._work is not None:
+                # The work for the earlier goal is abandoned wherever it is, because `_reach` starts from any
+                # state.
                 self._work.cancel()
             self._goal, self._failure, self._over, self._ready = goal, None, False, False
             self._work = self._time.spawn(self._control.process, self._reach(dispatch))
@@ -98,6 +100,7 @@ class ProcessorTask:
                 yield from self._open(dispatch)
                 yield from self._start(dispatch)
             else:
+                # Only after the worker has ended, because the owner may then give its ranges to others.
                 self.machine.given_up()
                 if dispatch.wish is Wish.PREPARE:
                     self.wake.set()
@@ -111,6 +114,7 @@ class ProcessorTask:
     def _open(self, dispatch: Dispatch) -> Steps[None]:
         """Open tables and DDL at the stored checkpoint, unless they are open for the same ranges."""
         machine, ranges = self.machine, tuple(one.id for one in dispatch.ranges)
+        # If DDL below the new checkpoint is not known yet, tables that it adds or removes would be missed.
         same = machine.spans.is_open and ranges == self._ranges and machine.ddl.known >= dispatch.checkpoint
         if same and not self._has_missed_ddl(dispatch.checkpoint):
             machine.passed()
@@ -150,8 +154,11 @@ class ProcessorTask:
         key = grant_key(CLUSTER, FEED, control.capture)
         found = yield from control.client.read(world.etcd.get, key)
         grant = Grant.from_bytes(found.value) if found is not None else None
+        # The Dispatch is late, because other grants were stored meanwhile. Their own Dispatch follows.
         if grant is None or (grant.instance, grant.incarnation) != (INSTANCE, dispatch.incarnation):
             raise Retryable("the changefeed's grant is not the dispatched one", where=control.capture)
+        # A new object. The earlier worker may be stopped and continue later, and must not see the bounds of
+        # this incarnation.
         self._bounds = BoundsFile()
         self._write_bounds()
         machine = control.machine
@@ -222,6 +229,7 @@ class ProcessorTask:
             if first and first <= upto:
                 undelivered = True
             else:
+                # No row is between, so the progress needs no transaction.
                 machine.idle(name, after, upto)
         machine.resolve(frontier, machine.spans.ids - frontier.keys())
         if self._coming:

@@ -73,6 +73,8 @@ class Sink:
 
     def initialise(self, writer: str) -> int:
         """Fence the writers of a transactional id. Returns its new epoch."""
+        # An open transaction of the fenced writer would hide all later records from readers until its
+        # timeout.
         self._decide(writer, commit=False)
         self.epochs[writer] = self.epochs.get(writer, 0) + 1
         return self.epochs[writer]
@@ -86,6 +88,8 @@ class Sink:
         if writer not in self._open:
             self._open[writer] = Transaction()
             self._log.append(self._open[writer])
+            # The timeout is for this transaction. It gets the object, because the writer may have another one
+            # open when it fires.
             self._time.after(TIMEOUT_S, self._time_out, writer, self._open[writer])
         self._open[writer].records += records
         return None
@@ -99,6 +103,8 @@ class Sink:
         """Commit the open transaction, if there is one. Returns an error or None."""
         if not self.accepts(writer, epoch):
             return Fenced("a later writer has this transactional id", where=writer)
+        # The checks run at the commit, in the order in which the records were produced. A reader may see them
+        # later, if an earlier transaction is open, but from here on they can no longer be taken back.
         if (found := self._open.get(writer)) is not None:
             for record in found.records:
                 match record.kind:
@@ -121,6 +127,8 @@ class Sink:
         if found is None:
             return
         found.is_open, found.committed = False, commit
+        # The last stable offset: a committed transaction stays hidden behind any that was begun before it and
+        # is open. `progress` and `journal` must not read past it.
         while self._stable < len(self._log) and not self._log[self._stable].is_open:
             if self._log[self._stable].committed:
                 self._apply(self._log[self._stable].records)
@@ -148,5 +156,7 @@ class Sink:
         some of them.
         """
         if self._stable < len(self._log):
+            # An owner that continued from the visible part would send the hidden Resolved and DDL a second
+            # time.
             return Retryable("a transaction is open at the sink", where="sink")
         return self._journal

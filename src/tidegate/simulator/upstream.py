@@ -94,10 +94,12 @@ class Upstream:
         """All DDL, in order of finished ts."""
         self.rows = 0
         for _ in range(tables):
+            # The row below the start ts must never be delivered: a writer that begins at 0 would send it.
             self._add(self.start_ts).rows.append(self.start_ts - 1)
 
     def tso(self, now: float) -> Timestamp:
         """The next timestamp. `now`: virtual seconds."""
+        # Several timestamps may be asked for in one virtual millisecond. They must differ and rise.
         self.last_ts = max(self.last_ts + 1, at(now))
         return self.last_ts
 

@@ -42,6 +42,7 @@ class Signal:
     def set(self) -> None:
         """Resume all waiting tasks at this moment, in the order in which they began to wait."""
         self.is_set = True
+        # They resume through the queue, so that the task that sets the signal ends its step first.
         waiting, self._waiting = self._waiting, []
         for task, turn in waiting:
             self._time.after(0.0, self._time.resume, task, turn, True)
@@ -126,6 +127,8 @@ class VirtualTime:
         """Begin a task at this moment."""
         task = Task(process, steps, Signal(self))
         if len(process.tasks) > 64:
+            # A long run spawns a task for each effect. Without this the list would keep every one until the
+            # kill.
             process.tasks = [one for one in process.tasks if not one.over]
         process.tasks.append(task)
         self._processes[process] = None
@@ -135,9 +138,13 @@ class VirtualTime:
     def resume(self, task: Task, turn: int, woken: bool) -> None:
         """Run the next step of a task, unless the task is over or another event has resumed it already."""
         process = task.process
+        # A wait for a signal leaves two ways to resume: the signal and the timeout. The first one that comes
+        # raises the turn, so the other one finds an old turn here and does nothing.
         if task.over or task.turn != turn or not process.alive:
             return
         if process.stopped:
+            # The turn stays as it is. If both ways of one wait are held, the first that is released raises
+            # it.
             process.held.append((self.resume, (task, turn, woken)))
             return
         task.turn = turn + 1
@@ -177,8 +184,10 @@ class VirtualTime:
             return
         process.stopped = False
         held, process.held = process.held, []
+        # The operating system promises no order among the timers and sockets that are due after SIGCONT.
         self.rng.shuffle(held)
         for work, args in held:
+            # Through the queue again: one of them may stop or kill the process before the others come.
             self.within(process, 0.0, work, *args)
 
     def run(self, until: float, ended: Callable[[], bool]) -> None:
@@ -191,4 +200,6 @@ class VirtualTime:
             if ended():
                 return
         if not queue or queue[0][0] > until:
+            # Nothing is left before `until`, so time passes up to it. After `ended` it stays at the last
+            # entry.
             self.now = max(self.now, until)

@@ -102,9 +102,14 @@ class Worker:
     def _begin(self) -> Steps[None]:
         world, sink, off = self._world, self._world.sink, self._world.off
         others = [*self.grant.givers, *([self.capture] if "own_fence" not in off else [])]
+        # Before the progress is read: while an earlier writer can still commit, the progress may rise after
+        # it was read, and the rows between would be written twice.
         for writer in others:
             yield from self._call(sink.initialise, writer)
+        # The fences took time. If the grant has changed meanwhile, this worker may have fenced later writers,
+        # which take their slot again, and must not write itself.
         yield from self._prove()
+        # After all fences, because an open transaction of a giver would hide committed progress behind it.
         progress: dict[str, Timestamp] = yield from self._call(sink.progress)
         yield from self._take_slot()
         if "records" in off:
@@ -116,10 +121,12 @@ class Worker:
 
     def _take_slot(self) -> Steps[None]:
         """Initialise the writer, and check the grant after that: `sink.base` says why in this order."""
+        # Until the grant is proven again: the checks count a writer with `writes` as one that may write.
         self.writes = None
         self.epoch = yield from self._call(self._world.sink.initialise, self.capture)
         yield from self._prove()
         writer = Writer(self.capture, self.grant.incarnation, self.grant.token, self._ranges)
+        # Another writer may have taken the id while etcd answered. Then this one begins only to be fenced.
         if self._world.sink.accepts(self.capture, self.epoch):
             self._world.checks.begins(writer, self._world.live_writers())
         self.writes = writer
@@ -148,6 +155,9 @@ class Worker:
         sink, writer = self._world.sink, self.capture
         try:
             yield from self._call(sink.produce, writer, self.epoch, records)
+        # Rows that are not committed are due again, so nothing is lost. The fence may have been the sink's
+        # timeout, or it was meant for an earlier writer with this id. If it was meant for this one, its grant
+        # was replaced, and `_prove` ends it.
         except Fenced:
             yield from self._prove()
             yield from self._take_slot()
@@ -160,6 +170,7 @@ class Worker:
             yield from self._prove()
             raise Retryable("the slot was taken while its transaction was being committed") from error
         reached = {record.table: record.ts for record in records}
+        # Only after the commit: rows of an aborted transaction are due again.
         self._at |= reached
         self._world.timeline.counts["transactions"] += 1
         self._report(Durable(self.grant.token, reached, {"rows": len(records)}))
@@ -171,6 +182,7 @@ class Worker:
         for name, task in self.bounds.spans.items():
             if not any(one.id.covers(task.span) for one in self._ranges):
                 continue
+            # The record of progress may be missing, or may be older than the stored checkpoint.
             after = max(self._at.get(name, 0), task.start_ts if stored else 0)
             upto = min(self.bounds.bound, view.reach(name)) if name in view.ready_at else 0
             rows = upstream.tables[name].between(after, upto)[: BATCH_ROWS - len(found)]
