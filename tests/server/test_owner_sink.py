@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from tidegate.model.span import Span
 from tidegate.server.feed_plan import FeedPlan, Paths
 from tidegate.server.feed_record import FeedRecord
 from tidegate.server.feed_shares import FeedShares
+from tidegate.server.jobs import Jobs
 from tidegate.server.node import Node
 from tidegate.server.owner_sink import SinkThread, open_sink
 from tidegate.server.peers import Peers
@@ -142,8 +142,11 @@ class Beginning:
         plan = FeedPlan(1, FeedId("default", "one"), URI, merge_config({}, URI), "i", paths, "here")
         opened = SimpleNamespace(delivered_to=0, resolved_journal=5, ddl_journal=0)
         self.owner = SimpleNamespace(sink_open=lambda *journal: None)
-        self._record = SimpleNamespace(plan=plan, loading=False)
-        self._jobs = self._effects = SimpleNamespace(begin=lambda: None)
+        adopt = self._note("adopt the settings", False)
+        self._record = SimpleNamespace(plan=plan, loading=False, adopt_settings=adopt)
+        self._jobs = Jobs(plan.feed, lambda: None)
+        self._effects = SimpleNamespace(begin=lambda: None)
+        self._check_sink = lambda: None
         self._wake = SimpleNamespace(clear=lambda: None)
         self.shares = SimpleNamespace(
             raise_grants=self._note("store the grants", grants),
@@ -155,7 +158,7 @@ class Beginning:
         self.reports = SimpleNamespace(totals=SimpleNamespace(starts=0))
         self.peers = {name: name for name in grants}
         self._link = SimpleNamespace(dispatch=lambda peer, wish: self.asked.append(f"{peer}: {wish}"))
-        self._adopt_settings = self._note("adopt the settings", False)
+        self.ddl = SimpleNamespace(try_again=lambda: None)
 
     def _note(self, what: str, answer: Any = None) -> Callable[..., Any]:
         async def ask(*given: Any) -> Any:
@@ -165,10 +168,6 @@ class Beginning:
             return answer
 
         return ask
-
-    @asynccontextmanager
-    async def _watched_start(self) -> AsyncIterator[None]:
-        yield
 
 
 def test_earlier_writers_are_fenced_before_the_sink_opens_and_work_begins(tmp_path: Path) -> None:
