@@ -41,8 +41,8 @@ from tidegate.consumer.net_effect import Effect
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.target import TableChanges
 from tidegate.model.timestamp import compose
-from tidegate.sink.object_store import Bucket, ObjectStore
-from tidegate.sink.store import Store
+from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
+from tidegate.sink.lakehouse.store import Store
 from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, table_info
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("name", pa.string())])

@@ -32,8 +32,8 @@ from tools.processes import Child
 from tidegate.model.timestamp import compose
 from tidegate.mounter.columns import to_arrow
 from tidegate.mounter.decode import MountOptions, mount
-from tidegate.sink.lakehouse import Lakehouse, slot_path
-from tidegate.sink.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.tables import Lakehouse, table_path
 
 LOG: Final = "narrow"
 READY_S: Final = 120.0
@@ -50,7 +50,7 @@ def fill(root: Path, source: Source, rows: int, ts: int) -> str:
     """Make the target. Returns the table's name."""
     table = source.store.version_at(source.table_id, ts)
     assert table is not None
-    lake, path = Lakehouse(root), slot_path(table.schema, table.table)
+    lake, path = Lakehouse(root), table_path(table.schema, table.table)
     blocks = _blocks(source, rows)
     first = next(blocks)
     lake.create(path, first.schema)

@@ -22,7 +22,7 @@ from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.position import Position
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
-from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 HISTORY_LOOKS = 60
 """About this many of all earlier snapshots are read again."""

@@ -25,7 +25,7 @@ from tidegate.consumer.iceberg.target import IcebergAddress, IcebergTarget
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.target import Address
-from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 SCHEMA = "contract"
 Rows = list[tuple[Any, ...]]

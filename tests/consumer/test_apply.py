@@ -11,8 +11,8 @@ from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.watermark import Mode
-from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.store import SNAPSHOTS
+from tidegate.sink.lakehouse.store import SNAPSHOTS
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 TOTAL = 3_000_000
 

@@ -16,7 +16,7 @@ from tidegate.cli.main import app
 from tidegate.consumer.comparison import Source, compare, differences
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.kvclient.pd import PdClient
-from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.lakehouse.tables import Lakehouse
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.changelog import read_log
 from tidegate.workload.load import Loader

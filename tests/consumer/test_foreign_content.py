@@ -18,9 +18,9 @@ from tidegate.consumer.delta.maintenance import tidy
 from tidegate.consumer.delta.target import DeltaTarget
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, InvalidInput, TidegateError
-from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.snapshot_rows import SNAPSHOT_SCHEMA
-from tidegate.sink.store import SNAPSHOTS
+from tidegate.sink.lakehouse.snapshot_rows import SNAPSHOT_SCHEMA
+from tidegate.sink.lakehouse.store import SNAPSHOTS
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 ORDERS = pa.table({"id": [1, 2, 3]})
 
@@ -33,7 +33,7 @@ def put_photos(root: Path) -> Path:
 
 
 def put_orders(root: Path) -> Path:
-    """Somebody's Delta table, where a slot might be."""
+    """Somebody's Delta table, at a path that a new table might need."""
     write_deltalake(root / "sales" / "orders", ORDERS)
     return root / "sales" / "orders"
 

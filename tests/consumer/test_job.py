@@ -38,7 +38,7 @@ from tidegate.consumer.source import Topic
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.model.message import Message
 from tidegate.sink import quarantine
-from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 pytestmark = pytest.mark.integration
 SRC = Path(__file__).parents[2] / "src"

@@ -26,11 +26,11 @@ from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.target import TableChanges
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.model.timestamp import compose
-from tidegate.sink import open_tables
-from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.slot_files import TableFiles
-from tidegate.sink.snapshot_rows import COMPACT_FILES
-from tidegate.sink.store import SNAPSHOTS
+from tidegate.sink.lakehouse import open_tables
+from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES
+from tidegate.sink.lakehouse.store import SNAPSHOTS
+from tidegate.sink.lakehouse.table_files import TableFiles
+from tidegate.sink.lakehouse.tables import Lakehouse
 from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, table_info
 
 
@@ -173,7 +173,7 @@ def test_a_dropped_table_can_come_back_when_no_snapshot_names_it_any_more(tmp_pa
 
 
 class Watched(Lakehouse):
-    """Notes which slots are cleaned."""
+    """Notes which paths are cleaned."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

@@ -38,11 +38,11 @@ from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
-from tidegate.sink import delta_commit
-from tidegate.sink.object_store import ObjectStore
-from tidegate.sink.open_tables import OpenTables
-from tidegate.sink.snapshot_rows import SnapshotRow
-from tidegate.sink.store import OWN, SNAPSHOTS
+from tidegate.sink.lakehouse import delta_commit
+from tidegate.sink.lakehouse.object_store import ObjectStore
+from tidegate.sink.lakehouse.open_tables import OpenTables
+from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.store import OWN, SNAPSHOTS
 
 pytestmark = pytest.mark.integration
 FIRST = 3
@@ -102,7 +102,7 @@ def test_late_rows_of_a_replaced_writer_are_neither_published_nor_extended(
 ) -> None:
     """They come between a takeover and the first write after it; nobody's snapshot may hold them twice. Files
     that it leaves where a table was discarded keep nobody from making that table again."""
-    monkeypatch.setattr("tidegate.sink.open_tables.OPEN_MAX", open_tables)
+    monkeypatch.setattr("tidegate.sink.lakehouse.open_tables.OPEN_MAX", open_tables)
     with place.address().opened() as old, place.address().opened() as new:
         assert isinstance(old, DeltaTarget)
         resume(old, ROWS)
@@ -193,7 +193,7 @@ def test_rows_that_land_during_a_start_are_found_when_a_table_is_reopened(
     s3: S3Place, place: AtDeltaInS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More tables than stay open: a table is opened a second time between its restore and the first write."""
-    monkeypatch.setattr("tidegate.sink.open_tables.OPEN_MAX", 1)
+    monkeypatch.setattr("tidegate.sink.lakehouse.open_tables.OPEN_MAX", 1)
     with place.address().opened() as target:
         resume(target, ROWS + 2)
     with place.address().opened() as target:
@@ -253,7 +253,7 @@ def test_what_delta_rs_says_of_a_bucket_is_named(
     finish(place)
 
 
-def test_a_table_that_is_in_the_trash_is_no_slot(place: AtDeltaInS3) -> None:
+def test_a_table_that_is_in_the_trash_is_not_listed(place: AtDeltaInS3) -> None:
     """Its data files are still there: piece by piece they go."""
     with place.address().opened() as target:
         assert isinstance(target, DeltaTarget)
@@ -405,7 +405,7 @@ def test_an_endpoint_in_the_address_applies_to_tables_and_all_other_files(
 ) -> None:
     """Half of a target must not go to another server, because one library reads a variable that the other
     does not."""
-    monkeypatch.setattr("tidegate.sink.object_store.RETRIES", 0)
+    monkeypatch.setattr("tidegate.sink.lakehouse.object_store.RETRIES", 0)
     monkeypatch.setenv(variable, "http://127.0.0.1:1")
     with place.address().opened() as target:
         resume(target, FIRST)

@@ -16,7 +16,7 @@ from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput
-from tidegate.sink.object_store import Bucket, ObjectStore
+from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
 
 NAMED = DatabaseSettings("shop/1")
 

@@ -18,8 +18,8 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.tables import read_rows, read_tables
 from tidegate.kvclient.upstream_control import UpstreamControl
-from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.store import SNAPSHOTS
+from tidegate.sink.lakehouse.store import SNAPSHOTS
+from tidegate.sink.lakehouse.tables import Lakehouse
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
 

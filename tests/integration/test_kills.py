@@ -19,8 +19,8 @@ from tests.integration.cluster import Cluster, eventually
 from tests.integration.validators import validate
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import TidegateError
-from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.store import SNAPSHOTS
+from tidegate.sink.lakehouse.store import SNAPSHOTS
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 

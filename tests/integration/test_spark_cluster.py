@@ -23,7 +23,7 @@ from tests.integration.cluster import PATIENCE_S, Cluster, eventually
 from tests.integration.test_hangs import cluster
 from tests.integration.test_kills import KEYS
 from tests.integration.validators import validate
-from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 __all__ = ["cluster", "spark_cluster"]
 

@@ -12,7 +12,7 @@ from tidegate.consumer.definition_files import file_stem
 from tidegate.control.metadata import FeedId
 from tidegate.model.path_part import PATH_PART_MAX, path_part
 from tidegate.server.feed_plan import Paths
-from tidegate.sink.lakehouse import slot_path
+from tidegate.sink.lakehouse.tables import table_path
 
 NAMES = st.lists(
     st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=64)
@@ -41,7 +41,7 @@ def test_no_two_names_have_one_path(names: list[str]) -> None:
         assert part[0] not in "_."
         assert not set(part) & set('/\\%:*?"<>|')
         assert part.partition(".")[0].lower() not in ("con", "nul", "com1")
-    stems = [file_stem(slot_path(schema, table)) for schema in names[:6] for table in names]
+    stems = [file_stem(table_path(schema, table)) for schema in names[:6] for table in names]
     assert len({folded(stem) for stem in stems}) == len(stems)
     assert all(len(f"{stem}{0:020d}.json") <= 255 for stem in stems)
 

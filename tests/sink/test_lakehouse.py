@@ -17,13 +17,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tidegate.errors import Fatal, InvalidInput
-from tidegate.sink.lakehouse import Lakehouse, slot_path
-from tidegate.sink.own_tables import OwnTables
-from tidegate.sink.snapshot_rows import COMPACT_FILES, SLICE, SnapshotRow
-from tidegate.sink.store import SNAPSHOTS
+from tidegate.sink.lakehouse.own_tables import OwnTables
+from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES, SLICE, SnapshotRow
+from tidegate.sink.lakehouse.store import SNAPSHOTS
+from tidegate.sink.lakehouse.tables import Lakehouse, table_path
 
 SCHEMA = pa.schema([("id", pa.int64()), ("we`ird a.b", pa.decimal128(20, 0)), ("v", pa.list_(pa.float32()))])
-PATH = slot_path("b`a k", "_a/é%.1")
+PATH = table_path("b`a k", "_a/é%.1")
 MAX = Decimal(2**64 - 1)
 
 
@@ -39,16 +39,16 @@ def lake(tmp_path: Path) -> Lakehouse:
 
 
 def test_paths_are_plain_and_never_ours() -> None:
-    assert slot_path("bank", "accounts") == "bank/accounts"
+    assert table_path("bank", "accounts") == "bank/accounts"
     assert PATH == "b=60a=20k/=5Fa=2F=C3=A9=25.1"
-    assert slot_path("_tidegate", "snapshots") == "=5Ftidegate/snapshots"
+    assert table_path("_tidegate", "snapshots") == "=5Ftidegate/snapshots"
 
 
 def test_the_longest_names_have_folders_of_their_own(tmp_path: Path) -> None:
     """64 characters of four bytes are 768 signs when encoded; a folder's name has 255 at most."""
     lake = Lakehouse(tmp_path)
     names = ["\U00020000" * 64, "\U00020000" * 63 + "\U00020001", "表" * 29, "=~" * 32, "a" * 64]
-    paths = [slot_path(name, name) for name in names]
+    paths = [table_path(name, name) for name in names]
     assert len(set(paths)) == len(names)
     assert all(len(part) <= 200 for path in paths for part in path.split("/"))
     for number, path in enumerate(paths):
@@ -70,7 +70,7 @@ def test_an_old_release_folder_is_not_shared_on_a_case_insensitive_disk(tmp_path
         with pytest.raises(Fatal, match="share one folder"):
             make()
     assert lake.read("shop/Orders").num_rows == 1
-    lake.create(slot_path("shop", "Orders"), SCHEMA)
+    lake.create(table_path("shop", "Orders"), SCHEMA)
 
 
 def test_a_root_that_delta_cannot_open_is_refused() -> None:
@@ -261,7 +261,7 @@ def test_a_commit_that_somebody_else_was_faster_than_fails(
         monkeypatch.setattr(SlowTables, "between", staticmethod(act), raising=False)
 
     with monkeypatch.context() as patch:
-        patch.setattr("tidegate.sink.lakehouse.OwnTables", SlowTables)
+        patch.setattr("tidegate.sink.lakehouse.tables.OwnTables", SlowTables)
         old = Lakehouse(tmp_path)
     next_is(lambda: None)
     assert old.position() == "one"

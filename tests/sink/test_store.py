@@ -16,8 +16,8 @@ import pytest
 from tests.fixtures.s3 import S3Place
 from tidegate.consumer.delta.target import BucketAddress
 from tidegate.errors import Fatal, InvalidInput, Retryable
-from tidegate.sink.object_store import Bucket, ObjectStore
-from tidegate.sink.store import OWN, DiskStore, Store, said
+from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
+from tidegate.sink.lakehouse.store import OWN, DiskStore, Store, said
 
 pytestmark = pytest.mark.integration
 Opened = Callable[[], Store]
@@ -127,7 +127,7 @@ def test_what_a_successor_creates_behind_the_check_is_not_deleted(s3: S3Place) -
 
 
 def test_the_trash_of_a_bucket_goes_piece_by_piece(s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.sink.object_store.DELETE_A_PIECE", 2)
+    monkeypatch.setattr("tidegate.sink.lakehouse.object_store.DELETE_A_PIECE", 2)
     store = s3.store()
     for number in range(5):
         store.create(f"x/t/{number}", b"")
@@ -219,7 +219,7 @@ def test_a_store_without_a_conditional_put_is_refused(
     s3.store().probe()
     assert s3.store().files(f"{OWN}/probe") == {}
     monkeypatch.setattr(Old, "put_status", answer)
-    monkeypatch.setattr("tidegate.sink.object_store.RETRIES", 0)
+    monkeypatch.setattr("tidegate.sink.lakehouse.object_store.RETRIES", 0)
     address = BucketAddress(ObjectStore(replace(s3.bucket, endpoint=old_server)), "one", tmp_path)
     with pytest.raises(InvalidInput, match="has no conditional put") as refused, address.opened():
         pass
@@ -232,7 +232,7 @@ def test_trouble_with_the_store_is_named(s3: S3Place, monkeypatch: pytest.Monkey
     with pytest.raises(InvalidInput, match="the bucket is not there") as missing:
         ObjectStore(replace(s3.bucket, name="no-such-bucket")).probe()
     assert missing.value.why.endswith("NoSuchBucket, The specified bucket does not exist")
-    monkeypatch.setattr("tidegate.sink.object_store.RETRIES", 0)
+    monkeypatch.setattr("tidegate.sink.lakehouse.object_store.RETRIES", 0)
     with pytest.raises(Retryable, match="does not answer") as silent:
         ObjectStore(replace(s3.bucket, endpoint="http://127.0.0.1:1")).files("")
     assert "127.0.0.1:1" in silent.value.why

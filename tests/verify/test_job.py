@@ -19,8 +19,8 @@ from tidegate.consumer.definition import ROWID
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
-from tidegate.sink.lakehouse import Lakehouse, slot_path
-from tidegate.sink.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.tables import Lakehouse, table_path
 from tidegate.tables.catalogue import history_held, tables_at
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.verify.job import Bounds, Verdict, Verification
@@ -71,7 +71,7 @@ class Pair:
             made = pa.table(arrays, names=list(columns))
             if name == "log":
                 made = made.append_column(ROWID, pa.array([str(i) for i in held], pa.string()))
-            path = slot_path("shop", name)
+            path = table_path("shop", name)
             lake.create(path, made.schema)
             for at in range(0, len(made), 700):
                 lake.append(path, made.slice(at, 700))

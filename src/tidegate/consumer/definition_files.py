@@ -20,7 +20,7 @@ from tidegate.consumer.definition import Definition
 from tidegate.consumer.position import Position
 from tidegate.errors import Fatal
 from tidegate.model.path_part import shortened
-from tidegate.sink.store import Store
+from tidegate.sink.lakehouse.store import Store
 
 DEFINITIONS: Final = "_tidegate/definitions"
 FILE: Final = re.compile(r".*@\d+\.json", re.DOTALL)

@@ -17,7 +17,7 @@ import orjson
 
 from tidegate.codec.base import DdlMessage
 from tidegate.errors import Fatal
-from tidegate.sink.store import Store
+from tidegate.sink.lakehouse.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from tidegate.consumer.ddl_steps import Source
-from tidegate.sink.snapshot_rows import SnapshotRow
-from tidegate.sink.store import Store
+from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.store import Store
 
 
 class Lake(Protocol):

@@ -43,7 +43,7 @@ from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
 from tidegate.consumer.target import Name, NetChanges, Parted, TableChanges
 from tidegate.consumer.upkeep import Upkeep
-from tidegate.sink.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 
 WRITERS: Final = 2
 INTENTS: Final = f"{OWN}/ddl.jsonl"

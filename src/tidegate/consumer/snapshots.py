@@ -22,10 +22,10 @@ import pyarrow.dataset as ds
 
 from tidegate.consumer.rules import IGNORING, SOFT_DELETE
 from tidegate.errors import InvalidInput, shown
-from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.object_store import SCHEME as BUCKETS
-from tidegate.sink.object_store import Bucket, ObjectStore
-from tidegate.sink.store import SNAPSHOTS
+from tidegate.sink.lakehouse.object_store import SCHEME as BUCKETS
+from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
+from tidegate.sink.lakehouse.store import SNAPSHOTS
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +43,8 @@ class TableSnapshot:
     version: int
     """The Delta version to read it at."""
     _lake: Lakehouse
-    _slot: str
+    _path: str
+    """The same below the target's root, as snapshots name it."""
 
     @property
     def directory(self) -> Path:
@@ -59,15 +60,15 @@ class TableSnapshot:
 
     def dataset(self) -> ds.Dataset:
         """The rows as a pyarrow dataset: filters and column choice are pushed down."""
-        return self._lake.dataset(self._slot, self.version)
+        return self._lake.dataset(self._path, self.version)
 
     def to_arrow(self, columns: list[str] | None = None) -> pa.Table:
         """The rows in memory."""
-        return self._lake.read(self._slot, self.version, columns)
+        return self._lake.read(self._path, self.version, columns)
 
     def files(self) -> list[Path]:
         """The Parquet files that hold the rows."""
-        return self._lake.files(self._slot, self.version)
+        return self._lake.files(self._path, self.version)
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
         """The rows as a DataFrame over the version's Parquet files, with the table's columns and types."""
@@ -140,8 +141,8 @@ def lake_of(target: str | Path) -> Lakehouse:
     return Lakehouse(target_directory(target))
 
 
-def _path_of(lake: Lakehouse, slot: str) -> Path | str:
-    return lake.store.local(slot) or lake.store.uri(slot)
+def _path_of(lake: Lakehouse, path: str) -> Path | str:
+    return lake.store.local(path) or lake.store.uri(path)
 
 
 def target_directory(target: str | Path) -> Path:

@@ -15,8 +15,8 @@ from tidegate.consumer.snapshots import target_directory
 from tidegate.consumer.target import Address
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import InvalidInput, shown
-from tidegate.sink.object_store import SCHEME as BUCKETS
-from tidegate.sink.object_store import Bucket, ObjectStore
+from tidegate.sink.lakehouse.object_store import SCHEME as BUCKETS
+from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
 
 ICEBERG: Final = "iceberg"
 """The scheme of Iceberg targets."""

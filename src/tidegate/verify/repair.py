@@ -19,7 +19,7 @@ import pyarrow as pa
 from tidegate.consumer.delta.lock import target_lock
 from tidegate.consumer.snapshots import TableSnapshot
 from tidegate.errors import InvalidInput
-from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.lakehouse.tables import Lakehouse
 from tidegate.verify.differences import Difference, Row
 from tidegate.verify.side import Shape
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from tidegate.consumer.ddl_steps import Source
-from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.snapshot_rows import SnapshotRow
-from tidegate.sink.store import Store
+from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.store import Store
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 
 class DeltaLake(Lakehouse):
-    """One target. A table's path is its slot, the folder of its files; on a disk its name determines it."""
+    """One target. A table's path is the folder of its files; on a disk its name determines it."""
 
     def __init__(self, root: Path | Store, consumer: str = "") -> None:
         """`consumer`: its name, which a target in an object store records."""
@@ -46,16 +46,16 @@ class DeltaLake(Lakehouse):
             self.restore(row.path, row.version)
 
     def make(self, schema: str, table: str, columns: pa.Schema) -> str:
-        """Create a new, empty table in the slot of this name."""
+        """Create a new, empty table at the path of this name."""
         path = self.path_for(schema, table)
         self.create(path, columns)
         return path
 
     def vanish(self, path: str) -> None:
-        """Does nothing: readers do not see a slot that no snapshot names, and a new table may reuse it."""
+        """Does nothing: readers do not see a path that no snapshot names, and a new table may reuse it."""
 
     def move(self, path: str, schema: str, table: str, version: int | None = None) -> str:
-        """Move the rows to the slot of another name."""
+        """Move the rows to the path of another name."""
         target = self.path_for(schema, table)
         if path != target:
             self.rename(path, target, version)

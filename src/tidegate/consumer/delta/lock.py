@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidegate.consumer.directory_lock import directory_lock
-from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from typing import Final
 
 from tidegate.consumer.position import Position
 from tidegate.consumer.upkeep import GRACE_S, Kept, Upkeep
-from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.slot_files import TableFiles
-from tidegate.sink.store import SNAPSHOTS
+from tidegate.sink.lakehouse.store import SNAPSHOTS
+from tidegate.sink.lakehouse.table_files import TableFiles
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 REMEMBERED_MAX: Final = 1_000
 """How many tables are remembered whose log the next round need not read again."""

@@ -20,9 +20,9 @@ from tidegate.consumer.position import Position
 from tidegate.consumer.target import Name, TargetStatus
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.dispatcher.consistency import Visibility
-from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.object_store import ObjectStore
-from tidegate.sink.store import Store
+from tidegate.sink.lakehouse.object_store import ObjectStore
+from tidegate.sink.lakehouse.store import Store
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 FOLDER: Final = OWN
 NO_UPKEEP: Final = Upkeep()

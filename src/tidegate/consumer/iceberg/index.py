@@ -24,7 +24,7 @@ from tidegate.consumer.iceberg.catalog import locations, open_catalog
 from tidegate.consumer.iceberg.data_files import read, written
 from tidegate.consumer.iceberg.tables import MARK, Tables
 from tidegate.errors import Fatal, InvalidInput
-from tidegate.sink.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 
 COLUMNS: Final = pa.schema(
     [

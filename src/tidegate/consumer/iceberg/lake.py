@@ -31,8 +31,8 @@ from tidegate.consumer.iceberg.data_files import FILE_BYTES, Touched, by_key, re
 from tidegate.consumer.iceberg.index import Index
 from tidegate.consumer.iceberg.tables import DROPPED, Tables, Writing, change_columns
 from tidegate.errors import Fatal, InvalidInput
-from tidegate.sink.snapshot_rows import SnapshotRow
-from tidegate.sink.store import DiskStore
+from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.store import DiskStore
 
 COMPACT_FILES: Final = 10
 """A table with more small data files than this is compacted before the next snapshot names it."""

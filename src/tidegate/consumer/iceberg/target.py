@@ -21,7 +21,7 @@ from tidegate.consumer.position import Position
 from tidegate.consumer.target import Name, TargetStatus
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.dispatcher.consistency import Visibility
-from tidegate.sink.store import DiskStore
+from tidegate.sink.lakehouse.store import DiskStore
 
 NO_UPKEEP: Final = Upkeep()
 

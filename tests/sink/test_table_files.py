@@ -13,11 +13,11 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.sink import slot_files
-from tidegate.sink.delta_log import FileHistory, checkpoints, needless
-from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.slot_files import COMMITS_A_PIECE, TableFiles
-from tidegate.sink.store import DiskStore
+from tidegate.sink.lakehouse import table_files
+from tidegate.sink.lakehouse.delta_log import FileHistory, checkpoints, needless
+from tidegate.sink.lakehouse.store import DiskStore
+from tidegate.sink.lakehouse.table_files import COMMITS_A_PIECE, TableFiles
+from tidegate.sink.lakehouse.tables import Lakehouse
 
 SCHEMA = pa.schema([("id", pa.int64())])
 PATH = "a/b"
@@ -131,8 +131,8 @@ def aged(tmp_path_factory: pytest.TempPathFactory) -> Lakehouse:
 def test_a_rename_between_two_pieces_loses_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stray: bool
 ) -> None:
-    """It links the files of another slot, whose names may be just those that are about to be deleted."""
-    monkeypatch.setattr(slot_files, "FILES_A_PIECE", 1)
+    """It links the files of another table, whose names may be just those that are about to be deleted."""
+    monkeypatch.setattr(table_files, "FILES_A_PIECE", 1)
     lake, other = Lakehouse(tmp_path / "lake"), "a/c"
     lake.create(other, SCHEMA)
     for number in range(4):
@@ -197,7 +197,7 @@ class Killed(BaseException):
 def test_death_at_any_deletion_leaves_all_that_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_files, "FILES_A_PIECE", 1)
+    monkeypatch.setattr(table_files, "FILES_A_PIECE", 1)
     lake = Lakehouse(tmp_path)
     lake.create(PATH, SCHEMA)
     for number in range(125):
@@ -231,4 +231,4 @@ def test_death_at_any_deletion_leaves_all_that_is_needed(
 def test_a_version_of_which_the_log_shows_nothing_is_not_old() -> None:
     """A listing may be empty by mistake; files must not be deleted because of that."""
     before = time.time()
-    assert slot_files._time_of(3, {}) >= before
+    assert table_files._time_of(3, {}) >= before

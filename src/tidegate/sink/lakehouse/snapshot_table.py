@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from tidegate.errors import Fatal
-from tidegate.sink import delta_commit
-from tidegate.sink.delta_commit import HOOKS, ONCE
-from tidegate.sink.own_tables import OwnTables
-from tidegate.sink.snapshot_rows import SNAPSHOT_SCHEMA, SnapshotRow, bounds, slices, snapshot_table
-from tidegate.sink.store import SNAPSHOTS, Store
+from tidegate.sink.lakehouse import delta_commit
+from tidegate.sink.lakehouse.delta_commit import HOOKS, ONCE
+from tidegate.sink.lakehouse.own_tables import OwnTables
+from tidegate.sink.lakehouse.snapshot_rows import SNAPSHOT_SCHEMA, SnapshotRow, bounds, slices, snapshot_table
+from tidegate.sink.lakehouse.store import SNAPSHOTS, Store
 
 
 class SnapshotTable:

@@ -1,15 +1,15 @@
 """Delta tables through delta-rs (no JVM, no jar): how a consumer writes and reads the tables of one target.
 
-Layout under the root: `SCHEMA/TABLE` (encoded, see `slot_path`) is a Delta table. `_tidegate/snapshots` is
+Layout under the root: `SCHEMA/TABLE` (encoded, see `table_path`) is a Delta table. `_tidegate/snapshots` is
 itself one (`snapshot_table`), and an append to it is the only commit point. Any version of a table after the
 one that the newest snapshot names is unfinished work: `restore` undoes it.
 
-A path is a *slot* with one linear history: a table that is dropped and created again, or truncated, continues
-in the same log, so older snapshots stay readable at their versions. A rename links the data files into the
-new slot.
+A path has one linear history: a table that is dropped and created again, or truncated, continues in the same
+log, so older snapshots stay readable at their versions. A rename links the data files into the folder at the
+new path.
 
 Every change of a table is one commit through `own_tables`, which guarantees that a table of someone else is
-never written, emptied, vacuumed or removed. In `rename` the order matters: the new slot is emptied before
+never written, emptied, vacuumed or removed. In `rename` the order matters: the new path is emptied before
 files are linked into it, and no snapshot names it before it has its rows.
 
 The files are in a `Store`: a local disk or an object store. On a disk one process writes: the consumer's
@@ -33,21 +33,23 @@ from deltalake.exceptions import DeltaError
 
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.model.path_part import path_part
-from tidegate.sink import delta_commit
-from tidegate.sink.delta_commit import MARK, configuration
-from tidegate.sink.own_tables import OwnTables, entries_of, files_of, listed
-from tidegate.sink.slot_files import TableFiles
-from tidegate.sink.snapshot_rows import COMPACT_FILES, SnapshotRow
-from tidegate.sink.snapshot_table import SnapshotTable
-from tidegate.sink.store import OWN, SNAPSHOTS, DiskStore, Store, store_of, translated
+from tidegate.sink.lakehouse import delta_commit
+from tidegate.sink.lakehouse.delta_commit import MARK, configuration
+from tidegate.sink.lakehouse.own_tables import OwnTables, entries_of, files_of, listed
+from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES, SnapshotRow
+from tidegate.sink.lakehouse.snapshot_table import SnapshotTable
+from tidegate.sink.lakehouse.store import OWN, SNAPSHOTS, DiskStore, Store, store_of, translated
+from tidegate.sink.lakehouse.table_files import TableFiles
 
-SLOTS: Final = f"{OWN}/slots"
-"""In an object store: an empty object for each path that was ever given to a table."""
+USED_PATHS: Final = f"{OWN}/slots"
+"""In an object store: an empty object for each path that was ever given to a table. The folder keeps the name
+that earlier releases gave it: in a folder of another name, the paths that they discarded would look unused.
+"""
 _NO_COLUMNS: Final = pa.schema([pa.field("_tidegate_none", pa.int8())])
 """A Delta table must have at least one column."""
 
 
-def slot_path(schema: str, table: str) -> str:
+def table_path(schema: str, table: str) -> str:
     """The path of a new table below the root, see `path_part`; a table made earlier keeps the path it has.
 
     No part begins with an underscore or a dot, because those names are reserved for the consumer's own files.
@@ -119,15 +121,15 @@ class Lakehouse:
     # --- tables
 
     def exists(self, path: str) -> bool:
-        """Whether a slot holds a Delta table."""
+        """Whether there is a Delta table at a path."""
         return self._tables.exists(path)
 
     def version(self, path: str) -> int:
-        """The newest version of a slot."""
+        """The newest version of a table."""
         return int(self._tables.open(path).version())
 
     def create(self, path: str, schema: pa.Schema) -> None:
-        """Make the slot an empty table of this schema; its earlier rows stay readable at older versions.
+        """Make the path an empty table of this schema; its earlier rows stay readable at older versions.
 
         Fatal if something that is not the target's is at this path, or the folder of another table whose name
         differs only in ways that the disk ignores: earlier releases used capital letters in folder names.
@@ -157,13 +159,13 @@ class Lakehouse:
             delta_commit.add_columns(table, schema)
 
     def replace(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Replace all rows with those of `batches`, in one commit. They may be read from the slot's own
+        """Replace all rows with those of `batches`, in one commit. They may be read from the table's own
         files.
         """
         self._overwrite(path, schema, batches)
 
     def rename(self, source: str, target: str, version: int | None = None) -> None:
-        """Copy the rows of one slot to another: the data files are linked or copied, none is rewritten.
+        """Copy the rows of one path to another: the data files are linked or copied, none is rewritten.
 
         In an object store the copies get new names, because a writer that was replaced may still be about to
         delete a file in `target` by its old name.
@@ -205,12 +207,12 @@ class Lakehouse:
         return True
 
     def dataset(self, path: str, version: int | None = None) -> ds.Dataset:
-        """A slot's rows at a version, as a pyarrow dataset over its data files."""
+        """A table's rows at a version, as a pyarrow dataset over its data files."""
         table = self._tables.open(path, version)
         return self._tables.rows_of(path, table, files_of(table))
 
     def files(self, path: str, version: int | None = None) -> list[Path]:
-        """The data files of a slot at a version; InvalidInput for a target that is not on the local disk."""
+        """The data files of a table at a version; InvalidInput for a target that is not on the local disk."""
         found = [self.store.local(f"{path}/{name}") for name in files_of(self._tables.open(path, version))]
         local = [file for file in found if file is not None]
         if len(local) < len(found):
@@ -222,7 +224,7 @@ class Lakehouse:
         return local
 
     def read(self, path: str, version: int | None = None, columns: list[str] | None = None) -> pa.Table:
-        """A slot's rows at a version."""
+        """A table's rows at a version."""
         return self.dataset(path, version).to_table(columns=columns)
 
     def compact(self, path: str) -> bool:
@@ -234,11 +236,11 @@ class Lakehouse:
         return True
 
     def file_count(self, path: str) -> int:
-        """The number of data files of a slot's newest version."""
+        """The number of data files of a table's newest version."""
         return len(files_of(self._tables.open(path)))
 
     def files_of(self, path: str) -> TableFiles:
-        """An object that deletes the files of a slot that no needed version has."""
+        """An object that deletes the files of a table that no needed version has."""
 
         def files_at(version: int) -> list[str]:
             return files_of(self._tables.open(path, version))
@@ -250,19 +252,19 @@ class Lakehouse:
         return TableFiles(self.store, path, files_at, check)
 
     def path_for(self, schema: str, table: str) -> str:
-        """The slot of a new table of this name. On a disk this is always the slot named after the table.
+        """The path of a new table of this name. On a disk this is always the path named after the table.
 
         In an object store a path that was ever discarded is not used again: a process that was replaced may
         still be deleting files there (`ObjectStore.discard`). A path that the newest snapshot names was never
         discarded, so it may be used. Any other path must never have been used before.
         """
-        path = slot_path(schema, table)
+        path = table_path(schema, table)
         if not self.store.shared:
             return path
         named = {(row.schema, row.table): row.path for row in self.snapshot_rows()}
         if (schema, table) in named:
             return named[schema, table]
-        taken = f"{SLOTS}/{path}"
+        taken = f"{USED_PATHS}/{path}"
         if self.store.get(taken) is None and self.store.has_folder(path):
             return path  # it belongs to someone else: `create` raises
         if self.store.create(taken, b""):
@@ -303,21 +305,21 @@ class Lakehouse:
         """Every path and the versions of it that some snapshot names."""
         return self._snapshots.named_versions()
 
-    # --- slots that no snapshot names
+    # --- tables that no snapshot names
 
     def discard(self, path: str) -> bool:
-        """Remove a slot that no snapshot names, with its files. False if it is not ours."""
+        """Remove a table that no snapshot names, with its files. False if it is not ours."""
         if not self.set_aside(path):
             return False
         self.empty_trash()
         return True
 
     def set_aside(self, path: str) -> bool:
-        """Move a slot that no snapshot names to the trash. False if it is not ours."""
+        """Move a table that no snapshot names to the trash. False if it is not ours."""
         return self._tables.set_aside(path)
 
     def empty_trash(self) -> None:
-        """Remove the files of discarded slots, also of those that a killed writer has discarded."""
+        """Remove the files of discarded tables, also of those that a killed writer has discarded."""
         for _ in self.emptying_trash():
             pass
 
@@ -326,13 +328,13 @@ class Lakehouse:
         return self.store.emptying_trash()
 
     def table_paths(self) -> list[str]:
-        """All Delta tables at paths where slots may be, including tables of others. Links are not followed.
+        """All Delta tables at paths that tables may have, including those of others. Links are not followed.
 
-        In an object store: all folders where slots may be, because a check would take one request per folder.
+        In an object store: all folders at such paths, because a check would take one request per folder.
         """
         store = self.store
-        schemas = _slot_names(store, "")
-        found = {f"{schema}/{table}" for schema in schemas for table in _slot_names(store, schema)}
+        schemas = _folders_of_tables(store, "")
+        found = {f"{schema}/{table}" for schema in schemas for table in _folders_of_tables(store, schema)}
         found -= set(store.discarded())
         return sorted(path for path in found if store.shared or store.has_folder(f"{path}/_delta_log"))
 
@@ -378,6 +380,6 @@ def _keeping_errors(batches: Iterator[pa.RecordBatch], raised: list[Exception]) 
         raise
 
 
-def _slot_names(store: Store, folder: str) -> list[str]:
+def _folders_of_tables(store: Store, folder: str) -> list[str]:
     """The folders in a folder that may be a schema or a table: their names are not reserved."""
     return [name for name in store.folders(folder) if not name.startswith((".", "_"))]

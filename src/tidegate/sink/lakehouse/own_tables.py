@@ -33,11 +33,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
-from tidegate.sink.delta_commit import HOOKS, MARK, committed_by_another, configuration
-from tidegate.sink.open_tables import OpenTables, reading
-from tidegate.sink.snapshot_rows import SNAPSHOT_SCHEMA
-from tidegate.sink.store import SNAPSHOTS, Store, said, translated
-from tidegate.sink.takeover import Takeover
+from tidegate.sink.lakehouse.delta_commit import HOOKS, MARK, committed_by_another, configuration
+from tidegate.sink.lakehouse.open_tables import OpenTables, reading
+from tidegate.sink.lakehouse.snapshot_rows import SNAPSHOT_SCHEMA
+from tidegate.sink.lakehouse.store import SNAPSHOTS, Store, said, translated
+from tidegate.sink.lakehouse.takeover import Takeover
 
 _SHOWN: Final = 5
 """How many names of a directory's content an error lists."""

@@ -40,7 +40,7 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 
 from tidegate.errors import Fatal, InvalidInput, Retryable, shown
-from tidegate.sink.store import OWN, TRASH, said
+from tidegate.sink.lakehouse.store import OWN, TRASH, said
 
 SCHEME: Final = "delta+s3"
 DELETE_A_PIECE: Final = 1_000

@@ -22,8 +22,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from tidegate.errors import Fatal
-from tidegate.sink.delta_log import LOG_FILE
-from tidegate.sink.store import Store, said, translated
+from tidegate.sink.lakehouse.delta_log import LOG_FILE
+from tidegate.sink.lakehouse.store import Store, said, translated
 
 OPEN_MAX: Final = 2_000
 """How many tables stay open; beyond that, the least recently used one is closed. One takes about 10 to 100

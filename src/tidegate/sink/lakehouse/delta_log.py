@@ -5,7 +5,7 @@ checkpoint at or before it and the commits between the two. Logs may have gaps: 
 from an earlier checkpoint, one after the gap from a later checkpoint. A data file is needed if it is part of
 a needed version. It is part of all versions from the commit that adds it up to, but not including, the commit
 that removes it. So one pass over the log decides for all versions at once; loading each version would cost
-one such pass per version. `tests/sink/test_slot_files.py` compares the two ways.
+one such pass per version. `tests/sink/test_table_files.py` compares the two ways.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from tidegate.errors import Fenced, InvalidInput, Retryable
-from tidegate.sink.delta_commit import HOOKS, ONCE, WRITER
-from tidegate.sink.open_tables import OpenTables, reading
-from tidegate.sink.store import SNAPSHOTS, Store, translated
+from tidegate.sink.lakehouse.delta_commit import HOOKS, ONCE, WRITER
+from tidegate.sink.lakehouse.open_tables import OpenTables, reading
+from tidegate.sink.lakehouse.store import SNAPSHOTS, Store, translated
 
 TAKEOVERS: Final = 20
 """Attempts to take a target over while another consumer commits snapshots."""

@@ -1,4 +1,4 @@
-"""Deletes the files of a slot that no needed version has: data files, and files of its log.
+"""Deletes the files of a table that no needed version has: data files, and files of its log.
 
 Nothing here writes to a Delta table, so its version does not change. Every file that is deleted is needed by
 nothing, whatever the order, so a kill at any step leaves too many files, never too few. The work is done in
@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tidegate.sink.delta_log import FileHistory, actions_of, checkpoints, needless
-from tidegate.sink.store import Store
+from tidegate.sink.lakehouse.delta_log import FileHistory, actions_of, checkpoints, needless
+from tidegate.sink.lakehouse.store import Store
 
 COMMITS_A_PIECE: Final = 100
 FILES_A_PIECE: Final = 200
 
 
 class TableFiles:
-    """The files of one slot. It remembers how far it has read the log, and continues there."""
+    """The files of one table. It remembers how far it has read the log, and continues there."""
 
     def __init__(
         self, store: Store, folder: str, files_at: Callable[[int], list[str]], check: Callable[[], object]
     ) -> None:
-        """`files_at`: the data files of a version; `check` raises unless we may delete in the slot."""
+        """`files_at`: the data files of a version; `check` raises unless we may delete the table's files."""
         self._store, self._folder, self._log = store, folder, f"{folder}/_delta_log"
         self._files_at, self._check = files_at, check
         self._history = FileHistory()
@@ -106,7 +106,7 @@ class TableFiles:
     def _delete_data(self, names: Sequence[str], oldest: int) -> Iterator[int]:
         """Delete data files, except those that have become part of a version again in the meantime.
 
-        A rename between two pieces may link files of another slot here: old files, under their old names.
+        A rename between two pieces may link files of another table here: old files, under their old names.
         """
         for at in range(0, len(names), FILES_A_PIECE):
             self._catch_up(oldest)
