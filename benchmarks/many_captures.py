@@ -8,7 +8,7 @@ seed gives the same table. Only the last line has real seconds. The session's TT
 
 - took: until exactly the captures that live deliver, loads are even, and a checkpoint above the time of the
   event is stored;
-- stood: the longest time without a higher stored checkpoint, which is stored twice a second at most;
+- halted: the longest time without a higher stored checkpoint, which is stored twice a second at most;
 - rounds: how often the key space was divided, and all incarnations began;
 - load: the greatest load as a multiple of the mean, right after the event and at its end. It cannot be below
   `least`, because a table is never cut;
@@ -33,7 +33,7 @@ from tidegate.simulator.growth import Event, Growth
 
 SIZES: Final = (1, 3, 10, 30, 100)
 HEADINGS: Final = (
-    "event", "captures", "took s", "stood s", "rounds", "ranges", "load before", "load after", "least",
+    "event", "captures", "took s", "halted s", "rounds", "ranges", "load before", "load after", "least",
     "moved", "messages/s",
 )  # fmt: skip
 
@@ -42,7 +42,7 @@ def cells(event: Event) -> list[str]:
     """One line of the table."""
     loads = event.load_before, event.load_after, event.load_least
     return [
-        event.what, str(event.captures), f"{event.took_s:.1f}", f"{event.stood_s:.1f}", str(event.rounds),
+        event.what, str(event.captures), f"{event.took_s:.1f}", f"{event.halted_s:.1f}", str(event.rounds),
         str(event.ranges), *(f"{load:.2f}" if load else "-" for load in loads), f"{100 * event.moved:.1f} %",
         f"{event.messages_s:.0f}",
     ]  # fmt: skip

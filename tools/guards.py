@@ -104,7 +104,7 @@ def guards(text: str) -> list[Guard]:
             name, _, says = rest.partition(": ")
             found.append(Guard(name, promise, says))
         elif not found:
-            raise Wrong(f"line {number} stands before the first guard: {line}")
+            raise Wrong(f"line {number} comes before the first guard: {line}")
         elif not _takes(found[-1], line):
             raise Wrong(f"line {number} begins with no known word: {line}")
     return found

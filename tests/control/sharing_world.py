@@ -120,7 +120,7 @@ class Capture(NamedTuple):
     """Index in KNOWN."""
     worker: Worker | None = None
     version: str = ""
-    """Of its program; empty: the one that all begin with."""
+    """The version of its program; empty: the one that all begin with."""
 
 
 class Asked(NamedTuple):
@@ -163,7 +163,7 @@ class Term(NamedTuple):
     ddl_sent: int = 0
     """The ts of the last DDL that the sink had when it was opened."""
     version: str = ""
-    """Of its capture's program when it was elected."""
+    """The version of its capture's program when it was elected."""
     versions: tuple[str, ...] = ()
     """By capture, as its last Sync says."""
 

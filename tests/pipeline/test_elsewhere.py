@@ -33,7 +33,7 @@ from tidegate.pipeline.feed import DurableBefore, FeedSpec
 from tidegate.pipeline.host import Host
 from tidegate.pipeline.incarnation import Incarnation
 from tidegate.pipeline.lines import WAITING_MAX, StreamLine
-from tidegate.pipeline.questions import SpanKeys, SpecContent
+from tidegate.pipeline.questions import GetSpec, SpanKeys, SpecContent
 from tidegate.pipeline.service import ERROR, SECRET, Service
 from tidegate.pipeline.work import (
     NO_LEASE,
@@ -251,7 +251,8 @@ def refusal(here: Here, message: Any) -> Failed:
 )
 def test_what_nobody_asks_for_is_refused_with_its_reason(here: Here, message: Any, why: str) -> None:
     found = refusal(here, message)
-    assert (found.kind, found.what) == ("Fenced", "The worker asked for what the capture does not know.")
+    assert found.kind == "Fenced"
+    assert found.what == "the worker asked a question that the capture does not know"
     assert why in found.why
     assert found.where.startswith("tidegate.Capture/")
     assert "same version" in found.fix
@@ -477,10 +478,10 @@ def test_certificates_are_asked_for_and_their_names_count(tmp_path: Path) -> Non
     ours, theirs = certified(tmp_path, "ours"), certified(tmp_path, "theirs")
     here = Here(tmp_path, ours, ("ours",))
     try:
-        assert here.capture(ours).ask(here.one.secret, "spec")["id"] == here.feed.name
+        assert here.capture(ours).ask(here.one.secret, GetSpec(), SpecContent).content["id"] == here.feed.name
         for tls in (theirs, None):
             with pytest.raises(Retryable, match="UNAVAILABLE"):
-                here.capture(tls).ask(here.one.secret, "spec")
+                here.capture(tls).ask(here.one.secret, GetSpec(), SpecContent)
     finally:
         here.close()
 
@@ -490,7 +491,7 @@ def test_a_certificate_of_another_name_is_none(tmp_path: Path) -> None:
     here = Here(tmp_path, ours, ("theirs",))
     try:
         with pytest.raises(Retryable, match="PERMISSION_DENIED"):
-            here.capture(ours).ask(here.one.secret, "spec")
+            here.capture(ours).ask(here.one.secret, GetSpec(), SpecContent)
         assert received(here.capture(ours).line()) is None
     finally:
         here.close()

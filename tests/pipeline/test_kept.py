@@ -135,7 +135,7 @@ class Fencing:
     """A sink that can only fence."""
 
     records: dict[str, bytes] = field(default_factory=dict)
-    """What is durable by the time all writers are fenced."""
+    """The records that are durable by the time all writers are fenced."""
     meanwhile: Callable[[], None] = lambda: None
     fenced: list[dict[str, int]] = field(default_factory=list)
 

@@ -145,7 +145,7 @@ def test_history_stays_until_the_processor_here_has_reported(
     wait_for(lambda: watched.held()[ours] >= beyond, "the hold to follow the report")
 
 
-def test_a_hold_that_pd_does_not_take_over_is_not_let_go(
+def test_a_hold_that_pd_does_not_take_over_is_not_released(
     watched: Watched, bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the temporary one and the lasting one there is no moment without."""

@@ -1,4 +1,4 @@
-"""What a processor says it needs of upstream's history, before it knows what it will read."""
+"""The history of upstream that a processor asks for before it knows what it will read."""
 
 from __future__ import annotations
 

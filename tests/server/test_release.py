@@ -149,7 +149,7 @@ def manifests(capture: Running) -> list[Manifest]:
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("released_at_once")
-def test_events_of_a_pipeline_that_stands_still_stay_in_the_store(
+def test_events_of_a_pipeline_without_progress_stay_in_the_store(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     patient = {"ignore_ineligible_table": True, "tidegate": {"stall_timeout": "1h"}}

@@ -21,8 +21,8 @@ def test_captures_that_join_get_their_part_and_loads_become_even() -> None:
         assert one.load_after <= 1.5 * one.load_least, one
         assert one.ranges <= 8 * one.captures, one
     joined, died = events[1:5], events[5:]
-    assert max(one.stood_s for one in joined) < 3.0, "the pause of a round; takers prepare before it"
-    assert max(one.stood_s for one in died) < 20.0, "a session, and a round"
+    assert max(one.halted_s for one in joined) < 3.0, "the pause of a round; takers prepare before it"
+    assert max(one.halted_s for one in died) < 20.0, "a session, and a round"
     assert max(one.load_after / one.load_least for one in events[1:4]) <= 1.21
 
 

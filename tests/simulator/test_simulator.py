@@ -39,8 +39,8 @@ def test_each_scenario_keeps_its_promises(scenario: str) -> None:
         assert not outcome.violation, f"seed {outcome.seed}: {outcome.violation}\n" + "\n".join(outcome.lines)
 
 
-def test_the_others_go_on_without_a_capture_that_stays_unreachable() -> None:
-    """It keeps its session, so it does not count as gone. If they waited for it, all would stand still."""
+def test_the_others_continue_without_a_capture_that_stays_unreachable() -> None:
+    """It keeps its session, so it does not count as gone. If they waited for it, all would halt."""
     kinds: Counter[str] = Counter()
     for outcome in simulate("unreachable", range(12)):
         assert not outcome.violation, f"seed {outcome.seed}: {outcome.violation}\n" + "\n".join(outcome.lines)

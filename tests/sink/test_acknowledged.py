@@ -13,7 +13,7 @@ from tidegate.sink.kafka.slot import SlotWriter
 
 
 class Client:
-    """Stands for the client of Kafka. It takes all messages, and has one acknowledged at each tenth poll."""
+    """Replaces the client of Kafka. It takes all messages, and has one acknowledged at each tenth poll."""
 
     acknowledges = True
 

@@ -133,7 +133,7 @@ def full(feed: Feed, request: Request, place: ReaderProgress | None = None) -> d
 
 
 def reader_json(feed: Feed, place: ReaderProgress | None) -> dict[str, Any] | None:
-    """What is kept for a reader's query, and when its last request came; None for a changefeed."""
+    """The changes kept for a reader's query, and the time of its last request; None for a changefeed."""
     if place is None:
         return None
     queried_at = datetime.fromtimestamp(place.queried_ms / 1000, UTC).isoformat(timespec="seconds")

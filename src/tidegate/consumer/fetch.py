@@ -47,7 +47,7 @@ def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
     try:
         taken = _take(reader, wanted)
     finally:
-        # The client is kept. It would go on fetching a partition that is still assigned, into its own
+        # The client is kept. It would continue fetching a partition that is still assigned, into its own
         # memory.
         reader.unassign()
     batch = batch_of(taken.messages)

@@ -32,9 +32,9 @@ class Outbox:
         self.header = header
         """The header of the last message sent."""
         self._ranges: dict[Span, RangeProgress] = {}
-        """What was last sent of each range."""
+        """The progress last sent of each range."""
         self._status = ProcessorStatus()
-        """What was last sent of the status."""
+        """The status last sent."""
         self._response: DispatchResponse | None = None
         """The response to send at the next tick."""
         self._answered: DispatchResponse | None = None

@@ -79,7 +79,7 @@ class Inbox:
         """The greatest sequence of this owner's messages, including those that did not count."""
 
     def judge(self, message: FromOwner) -> Verdict:
-        """What to do with a message. Notes its sender, unless it has no effect."""
+        """Decide what a message causes. Notes its sender, unless it has no effect."""
         header = message.header
         if (header.cluster, header.changefeed, header.capture) != self._address:
             return Verdict.DROP

@@ -85,7 +85,7 @@ class UpstreamTime:
         if moved - passed > JUMP_MS:
             self._in_step, self.is_halted = (physical_ms, now), False
             return [Jumped(moved - passed)]
-        # Summed since both last moved together, because a clock that stands differs by little from answer
+        # Summed since both last moved together, because a halted clock differs by little from answer
         # to answer.
         behind = _ms(now - self._in_step[1]) - (physical_ms - self._in_step[0])
         # Half the pace counts as advancing, because answers may come late.

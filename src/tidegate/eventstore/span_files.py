@@ -33,7 +33,7 @@ FOLLOW_MS: Final = 60_000
 
 
 class Disk(recovery.Publisher, Protocol):
-    """What the files of a span need of their store: a part of `store.EventStore`."""
+    """The members that the files of a span need of their store: a part of `store.EventStore`."""
 
     folder: Path
     durable: Durability

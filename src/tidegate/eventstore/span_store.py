@@ -75,7 +75,7 @@ class SpanStore:
 
     @property
     def claim(self) -> tuple[Timestamp, int]:
-        """What may be published: the resolved ts, and the version of the manifest that it belongs to."""
+        """The resolved ts that may be published, and the version of the manifest that it belongs to."""
         return self._files.claim
 
     @property

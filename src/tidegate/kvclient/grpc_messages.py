@@ -61,7 +61,7 @@ class Messages:
                 more = part[: whole - have]
                 self._body += more
                 part = part[len(more) :]
-                # If only the prefix is there, the size is known from here on: go on, unless the message is
+                # If only the prefix is there, the size is known from here on: continue, unless the message is
                 # empty.
                 if len(self._body) < whole or (whole == _PREFIX.size and self._size(self._body)):
                     continue

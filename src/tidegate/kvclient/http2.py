@@ -322,7 +322,7 @@ class Call:
         last, code = _U32.unpack_from(payload)[0] & _WINDOW_MAX, _U32.unpack_from(payload, 4)[0]
         words = payload[8:].decode("utf-8", "replace")
         self._goes_away = f"the peer goes away with error code {code}" + (f": {words}" if words else "")
-        # A stream up to `last` goes on to its end. Only one above it was not processed.
+        # A stream up to `last` continues to its end. Only one above it was not processed.
         if last < _STREAM:
             self._finish(grpc.StatusCode.UNAVAILABLE, self._goes_away)
 

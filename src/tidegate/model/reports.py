@@ -156,7 +156,7 @@ class SpanStatus(NamedTuple):
     errors: Mapping[str, int] = MappingProxyType({})
     """The number of errors, by reason."""
     waiting_for: str = ""
-    """What its resolved ts waits for, in words."""
+    """The obstacle that its resolved ts waits for, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class Worker:
         """
         tell = _at_intervals(tell)
         groups = [ranges] if self._merges else [[one] for one in ranges]
-        # Outside the loop: after a lost slot each stretch goes on from its last commit.
+        # Outside the loop: after a lost slot each stretch continues from its last commit.
         stretches = [Stretch.of(group, self._begun(group)) for group in groups]
         misses = 0
         while True:

@@ -140,7 +140,7 @@ class Capture:
             yield
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Retryable(
-                "A worker does not understand its capture.",
+                "the worker does not understand its capture",
                 where=f"{self._address}, {method}",
                 why=(str(error) if isinstance(error, ValueError) else repr(error))[:500],
                 fix="install the same version of Tidegate on this machine and on the capture's",

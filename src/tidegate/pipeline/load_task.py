@@ -96,7 +96,7 @@ class Loader:
 
     def _commit(self) -> None:
         self._batch.commit()
-        # Copies, because the reports go on counting.
+        # Copies, because the reports continue counting.
         self.durable = [replace(reported, report=replace(reported.report)) for reported in self._reports]
 
     def _load(self, one: LoadRemainder, reported: LoadReport) -> None:

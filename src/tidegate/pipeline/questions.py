@@ -1,4 +1,4 @@
-"""What a worker on another machine asks its capture, and what it is answered: one class each. Pure.
+"""The questions of a worker on another machine to its capture, and the answers: one class each. Pure.
 
     call        worker -> capture                   capture -> worker, or Failed
     Ask         GetSpec, GetDurable, GetBounds      SpecContent, DurableRows, BoundsContent
@@ -49,7 +49,7 @@ class GetBounds:
 
 @dataclass(frozen=True, slots=True)
 class GetSpan:
-    """What workers need of a span's manifest. Answer: SpanKeys."""
+    """The part of a span's manifest that workers need. Answer: SpanKeys."""
 
     span: str
 

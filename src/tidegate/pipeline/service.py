@@ -315,7 +315,7 @@ class Service:
                 return Kept()
             case GetGranted(lease):
                 if lease.slot >= 0 and not self._works.holds(one, lease):
-                    raise Fenced("The slot was given to another worker.", where=f"slot {lease.slot}")
+                    raise Fenced("the slot was given to another worker", where=f"slot {lease.slot}")
                 return Granted(one.spec.granted())
             case GetBegun(records):
                 return access.begun(records)
@@ -329,7 +329,7 @@ def _asked(method: str, request: bytes, kinds: Sequence[type[Kind]]) -> Kind:
         return questions.parse(json.loads(request), kinds)
     except ValueError as error:
         raise Fenced(
-            "The worker asked for what the capture does not know.",
+            "the worker asked a question that the capture does not know",
             where=f"{NAME}/{method}",
             why=str(error)[:500],
             fix="install the same version of Tidegate on this machine and on the capture's",

@@ -327,7 +327,7 @@ def _content(
                 ts = int(routed.commit_ts[first])
                 found.append(mark_block(context.mark(build_ms), routed.table.name, ts, topic, count))
             some, where = routed, partition
-            # Without marks the block goes on as it is, without a copy.
+            # Without marks the block is passed on as it is, without a copy.
             if places:
                 some, where = take(routed, np.arange(first, end)), partition[first:end]
             encoded = encode_block(some, where, codec, build_ms)

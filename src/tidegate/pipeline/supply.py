@@ -166,7 +166,7 @@ class Supply:
                 why = _without_frames(str(error))
             # A job that worked for a while has shown that workers can start.
             failures = failures + 1 if time.monotonic() - began < SHORT_S else 0
-            # While another worker is connected the application can go on.
+            # While another worker is connected the application can continue.
             if failures >= FAILURES_MAX and not len(self._workforce):
                 raise Retryable("Spark starts no workers", why=jobs.trouble() or why)
             if failures:

@@ -51,7 +51,7 @@ async def fenced_for_good(node: Node, plan: FeedPlan) -> dict[str, Grant]:
     def still_owner() -> None:
         held = node.disk.submit(node.metadata.get, node.owner_key).result()
         if held is None or held.mod_revision != node.owner_rev:
-            raise Fenced("Another control process owns this cluster's changefeeds now.", where=node.owner_key)
+            raise Fenced("another control process owns this cluster's changefeeds now", where=node.owner_key)
 
     def fence() -> None:
         still_owner()  # an owner that wakes up long after must not fence the writers of a later changefeed

@@ -111,7 +111,7 @@ class HeldHistory:
         return found | self._needs_of_unreadable(scope)
 
     def _needs_of(self, feed: Feed, floors: Mapping[str, int]) -> int:
-        """What the owner of a feed may still read from upstream, and what its processors say they may."""
+        """The least ts that the owner of a feed, or one of its processors, may still read from upstream."""
         ddl_is_at = feed.captured.spans.behind(OwnerOf(feed.id), floors)
         return min(*feed.needs, ddl_is_at, feed.peers.needs(self.node.clock.monotonic()))
 

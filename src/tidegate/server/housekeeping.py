@@ -75,13 +75,13 @@ class Housekeeping:
             self._measure()
 
     def owned(self) -> Owned:
-        """What the owners here keep of this capture's event stores."""
+        """The part that the owners here keep of this capture's event stores."""
         feeds = list(self._feeds.values())
         done: dict[FeedId, int] | None = {
             feed.id: max(0, feed.persisted - feed.retained) for feed in feeds if self._history.is_held(feed)
         }
         if self._creation.creating or self._history.unreadable_held:
-            # What a feed that is being created needs is not stored yet, and the retention of an unreadable
+            # The needs of a feed that is being created are not stored yet, and the retention of an unreadable
             # one is among the settings that cannot be read.
             done = None
         reading = {feed.id: feed.needs[1] for feed in feeds if feed.owner is not None}

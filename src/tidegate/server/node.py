@@ -65,7 +65,7 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What the owners of changefeeds on a capture keep of its event stores."""
+    """The part that the owners of changefeeds on a capture keep of its event stores."""
 
     kv_modes: Collection[str]
     """The modes of their changefeeds."""
@@ -125,8 +125,8 @@ class Node:
     ended: Callable[[asyncio.Task[None]], None] = lambda task: None
     """Called when a task that should run as long as the capture has ended."""
     owned: Callable[[], Owned | None] = lambda: None
-    """What the owners of changefeeds on this capture keep of its event stores; None: another capture has all
-    owners.
+    """The part that the owners of changefeeds on this capture keep of its event stores; None: another capture
+    has all owners.
     """
     others: Callable[[], Mapping[str, str]] = dict
     """The API addresses of the other captures that have a session, by their names in grants."""

@@ -184,8 +184,8 @@ class Peer:
     def _never_took_it(self, now: float) -> bool:
         """Whether a Dispatch was withdrawn that was lost: none of our messages arrives, while its own do."""
         is_withdrawn = self.asked is not None and self.asked.wish is Wish.REST
-        hears_nothing = self.unconfirmed is not None and now - self.unconfirmed[1] > 2 * SILENT_S
-        return is_withdrawn and hears_nothing
+        is_unconfirmed = self.unconfirmed is not None and now - self.unconfirmed[1] > 2 * SILENT_S
+        return is_withdrawn and is_unconfirmed
 
     def may_read(self, now: float) -> bool:
         """Whether it may still read upstream's history."""

@@ -64,7 +64,7 @@ class ProcessorRegistry:
 
     def take_over(self) -> None:
         """This capture owns the changefeeds from now on."""
-        self._upkeep.stands_by = False
+        self._upkeep.is_standby = False
 
     async def stop(self) -> None:
         """End the processors and all tasks; stored data stays."""

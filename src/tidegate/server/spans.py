@@ -139,7 +139,7 @@ class SpanRegistry:
         holders[feed] = min(start_ts, holders.get(feed, start_ts))
         self._held_by.setdefault(feed, set()).add(name)
         self._spans[name] = span
-        # What was dropped is pulled again, also if another holder has asked for it before: an owner's hold of
+        # Dropped rows are pulled again, also if another holder has asked for it before: an owner's hold of
         # rows keeps none of them.
         is_dropped = self._dropped.get(name, 0) > start_ts
         if start_ts < before or is_dropped or self._guarded(name) is not was_guarded:

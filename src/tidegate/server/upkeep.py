@@ -7,8 +7,8 @@ This belongs to the capture and not to any owner: it reads the processors that r
 changefeeds, if they are on this capture, are a second kind of holder of its stores. Upkeep has no object of
 theirs. It asks `Node.owned` for what they keep, and they get nothing back.
 
-While a capture stands by, nobody there knows all changefeeds. So it also saves catalogues and keeps ballast
-here, which the owner otherwise does (`server.housekeeping`), and it removes files much later.
+On a standby nobody knows all changefeeds. So it also saves catalogues and keeps ballast here, which the
+owner otherwise does (`server.housekeeping`), and it removes files much later.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ UPKEEP_S: Final = 1.0
 SWEEP_S: Final = 30.0
 """How often files of spans that nobody follows are looked for."""
 STANDBY_SWEEP_S: Final = 600.0
-"""The same while this capture stands by, and first after this time: a capture that has lost its session may
-deliver the same tables again in a moment.
+"""The same while this capture is a standby, and first after this time: a capture that has lost its session
+may deliver the same tables again in a moment.
 """
 
 
@@ -44,13 +44,13 @@ class Upkeep:
 
     def __init__(self, node: Node, processors: Mapping[FeedId, FeedProcessor]) -> None:
         self._node, self._processors = node, processors
-        self.stands_by = False
+        self.is_standby = False
         """Whether another capture owns the changefeeds for which this one works."""
         self._swept_at = float("-inf")
 
     def stand_by(self) -> None:
         """Do also the owner's part, as far as the changefeeds are known here."""
-        self.stands_by, self._swept_at = True, self._node.clock.monotonic()
+        self.is_standby, self._swept_at = True, self._node.clock.monotonic()
         self._node.checkpoints = self._checkpoints
 
     async def run(self) -> None:
@@ -58,11 +58,11 @@ class Upkeep:
         while True:
             await asyncio.sleep(UPKEEP_S)
             owned = self._node.owned()
-            if owned is None and not self.stands_by:
+            if owned is None and not self.is_standby:
                 continue  # the changefeeds are being read, and until all are known any file may be needed
             modes = {one.kv_mode for one in self._processors.values() if one.kv_mode}
             stores = self._node.stores(modes.union(owned.kv_modes if owned is not None else ()))
-            if self.stands_by:
+            if self.is_standby:
                 self._tend_catalogues(stores)
                 await asyncio.to_thread(self._node.ballast.keep, self._node.clock.now_ms())
             self._drop_segments(stores, owned)
@@ -91,7 +91,7 @@ class Upkeep:
     async def _sweep(self, stores: Iterable[Captured]) -> None:
         """From time to time, remove the files of spans that no feed follows or will need."""
         now = self._node.clock.monotonic()
-        if now - self._swept_at < (STANDBY_SWEEP_S if self.stands_by else SWEEP_S):
+        if now - self._swept_at < (STANDBY_SWEEP_S if self.is_standby else SWEEP_S):
             return
         self._swept_at = now
         for captured in stores:
@@ -111,7 +111,7 @@ class Upkeep:
         None: it is not known. A changefeed that does not run here needs what is above its checkpoint if it is
         resumed here. A standby does not know it; there a span that is wanted again is pulled again.
         """
-        if self.stands_by:
+        if self.is_standby:
             if not all(one.is_settled for one in self._processors.values()):
                 return None
             works = [one for one in self._processors.values() if one.kv_mode]

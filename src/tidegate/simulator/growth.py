@@ -44,13 +44,13 @@ capture's share."""
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What has happened, and what followed. Times are in virtual seconds."""
+    """A change of the captures, and its consequences. Times are in virtual seconds."""
 
     what: str
     captures: int
     """The number of captures that live afterwards."""
     took_s: float
-    stood_s: float
+    halted_s: float
     """The longest time for which no higher checkpoint was stored."""
     rounds: int
     """How often the key space was divided, and all incarnations began."""
@@ -153,12 +153,12 @@ class Growth(Simulation):
         began, rounds = world.time.now, world.timeline.counts["incarnations"]
         happens()
         load_before = self._load(before)
-        stood_s, rose_at, checkpoint = 0.0, began, world.checks.checkpoint_ts
+        halted_s, rose_at, checkpoint = 0.0, began, world.checks.checkpoint_ts
         while not self._is_over_since(began):
             yield LOOK_S
             if world.checks.checkpoint_ts > checkpoint:
                 rose_at, checkpoint = world.time.now, world.checks.checkpoint_ts
-            stood_s = max(stood_s, world.time.now - rose_at)
+            halted_s = max(halted_s, world.time.now - rose_at)
             if world.time.now - began > PATIENCE_S:
                 raise Unsettled(f"{what}: not over within {PATIENCE_S:.0f} s")
         took_s, after = world.time.now - began, self._shares()
@@ -170,7 +170,7 @@ class Growth(Simulation):
             what,
             len(self._alive),
             took_s,
-            stood_s,
+            halted_s,
             world.timeline.counts["incarnations"] - rounds,
             sum(map(len, after.values())),
             load_before,

@@ -92,7 +92,7 @@ def add_entry(table: int, hashed: Any, entry: Any) -> int:
             put_word(table, place, entry)
             return place
         # A count of 255 stays: it no longer says how many there are, so it may never be reduced, and
-        # searches go on to the next bucket until the table is rebuilt.
+        # searches continue in the next bucket until the table is rebuilt.
         if (tags >> _OVER) != _FULL:
             store_u64(bucket, tags + (np.uint64(1) << _OVER))
         number = (number + 1) & mask

@@ -206,7 +206,7 @@ def resolve(
             put_registration_word(registrations, registration, REG_DUE, ts)
             return True
     put_registration_word(registrations, registration, REG_RESOLVED, ts)
-    # The count goes on beyond the list's length. `read_moved` then reports all live registrations instead
+    # The count may exceed the list's length. `read_moved` then reports all live registrations instead
     # of the list.
     put_int(moved, get_int(counts, C_MOVED) % MOVED_ROOM, registration)
     put_int(counts, C_MOVED, get_int(counts, C_MOVED) + 1)

@@ -97,7 +97,7 @@ class KafkaSink:
         names = [self._id(slot, capture) for capture, slots in writers.items() for slot in range(slots)]
         fence_slots(self._uri, self._config, names, alive)
         # After fencing and before reading: a capture that lost its grant may have fenced the rightful one,
-        # and must not go on from its records.
+        # and must not continue from its records.
         prove()
         return read_records(self._uri, self._kafka, self.progress_topic)
 

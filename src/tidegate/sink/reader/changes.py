@@ -318,7 +318,7 @@ def check_form(connection: sqlite3.Connection, path: Path) -> None:
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     if found != FORM:
         raise Fatal(
-            f"The file of a reader's changes has form {found}; this version of Tidegate reads form {FORM}.",
+            f"the file of a reader's changes has form {found}; this version of Tidegate reads form {FORM}",
             where=str(path),
             why="another version has written it",
             fix="remove the reader's changefeed, and start a new query with a new checkpoint",

@@ -207,7 +207,7 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
     store_u64(out + UPPER_HALF, 0)
     if frac > scale:
         return False
-    # It goes on after an overflow: the caller discards the number, and a branch in the loop would cost
+    # It continues after an overflow: the caller discards the number, and a branch in the loop would cost
     # more.
     fits = True
     at = 0

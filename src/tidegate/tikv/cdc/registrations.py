@@ -47,7 +47,7 @@ class Registrations:
         return region if isinstance(region, Region) else as_capture_error(region)
 
     def announced(self, region_id: int) -> Announced:
-        """What was sent to the region's present downstreams, by key. Any thread may call it."""
+        """The messages sent to the region's present downstreams, by key. Any thread may call it."""
         delegate = self.delegates.get(region_id)
         return _SILENCE if delegate is None else delegate.announced
 

@@ -33,7 +33,7 @@ FLUSHED: Final = ("start_ts", "min_commit_ts")
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the writes of a region must know of CDC, by region id."""
+    """The facts of CDC that the writes of a region need, by region id."""
 
     announced: Callable[[int], Announced]
     """The resolved ts that CDC has announced for the region's keys."""
