@@ -139,9 +139,11 @@ def put_unscaled(out: int, at: int, size: int, limbs: int) -> tuple[int, bool]:
         # -2**63 has no positive counterpart: its negation wraps around to the same bits, which read as
         # unsigned are 2**63.
         return put_u64(out, U64(-number if negative else number)), negative
+    # All words, because the bytes below fill only a part of them.
     for i in range(LIMBS):
         store_u32(limbs + 4 * i, 0)
     carry = 1
+    # `walk_sized` refuses more than MAX_DECIMAL bytes, which are just all words.
     for i in range(size):
         byte = I64(load_u8(at + size - 1 - i))
         if negative:

@@ -176,6 +176,7 @@ def walk(at: int, end: int, plan: int, fields: int, starts: int, lengths: int, r
         field += FIELD_BYTES
         if null >= 0:
             branch, at = read_varint(at, end)
+            # A union here has null and one type. F_NULL says which of the two is null.
             if at == 0 or branch < 0 or branch > 1:
                 return False
             if branch == null:
@@ -317,6 +318,8 @@ def walk_records(
             if not walk(key + _HEADER, key_end, of_key.at, of_key.size, words, sizes, result):
                 continue
             store_u64(result + R_OP, DELETE)
+            # `read_heads` accepts such a value only with exactly _STAMP bytes, so the eight bytes of the ts
+            # are there.
             if size >= 0:
                 store_u64(result + R_TS, bswap64(load_u64(value + _ID_AT)))
             walked += 1
@@ -327,6 +330,7 @@ def walk_records(
         ):
             continue
         if not walk(value + _HEADER, value + size, of_value.at, of_value.size, words, sizes, result):
+            # The walk may have stored a delete before it failed.
             store_u64(result + R_OP, 0)
             continue
         if load_i64(result + R_OP) == DELETE:

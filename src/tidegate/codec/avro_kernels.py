@@ -179,6 +179,7 @@ def put_bit(out: int, value: int, least: int) -> int:
 @inline
 def put_small_decimal(out: int, number: int) -> int:
     """A 64-bit number as the shortest two's complement."""
+    # After this shift 0 or -1 is left if the bytes above only repeat the sign.
     size = 1
     while size < 8 and (number >> (8 * size - 1)) != 0 and (number >> (8 * size - 1)) != -1:
         size += 1

@@ -68,6 +68,7 @@ def read_varint(at: int, end: int) -> tuple[int, int]:
             return 0, 0
         value |= U64(byte & 0x7F) << U64(shift)
         if byte < 0x80:
+            # Zig-zag: bit 0 is the sign.
             return I64(value >> U64(1)) ^ -I64(value & U64(1)), at
         shift += 7
     return 0, 0
@@ -116,7 +117,6 @@ def read_unsigned(at: int, size: int) -> tuple[int, bool]:
 def read_bits(at: int, size: int) -> int:
     """At most 8 bytes, big-endian."""
     value = U64(0)
-    # Such a name has escapes in the schema's text, which only the plain decoder undoes.
     for i in range(size):
         value = (value << U64(8)) | U64(load_u8(at + i))
     return I64(value)
@@ -128,6 +128,7 @@ def find_name(at: int, size: int, names: int, count: int) -> int:
 
     names: an array of NAME, as in `avro_kernels`.
     """
+    # Such a name has escapes in the schema's text, which only the plain decoder undoes.
     for i in range(size):
         byte = I64(load_u8(at + i))
         if byte == APOSTROPHE or byte == BACKSLASH:
@@ -146,9 +147,11 @@ def find_names(at: int, size: int, names: int, count: int) -> int:
     mask = U64(0)
     first = at
     end = at + size
+    # The end closes the last name as a comma does. It is compared first, so no byte is read there.
     while at <= end:
         if at == end or load_u8(at) == COMMA:
             number = find_name(first, at - first, names, count)
+            # A SET has at most 64 elements, and a shift by 64 is undefined.
             if number == 0 or number > 64:
                 return 0
             mask |= U64(1) << U64(number - 1)

@@ -143,6 +143,7 @@ def put_raw_text(out: int, addr: int, size: int) -> int:
             word = load_u64(addr)
             quote = word ^ _QUOTES
             slash = word ^ _BACKSLASHES
+            # `& ~word` takes bytes above 0x7F out, because json-iterator copies them.
             marks = (
                 ((word - _SPACES) & ~word) | ((quote - _ONES) & ~quote) | ((slash - _ONES) & ~slash)
             ) & _HIGH
@@ -212,6 +213,7 @@ def put_decimal_double(out: int, addr: int, length: int, scratch: int) -> int:
             count += 1
             if count <= 18:
                 value = value * 10 + byte - ZERO
+    # Both operands are exact doubles, so one division gives the nearest one. `strtod` decides all others.
     if count <= 18 and value <= _EXACT and frac <= 22:
         number = value / _EXACT_POWERS[frac]
     else:

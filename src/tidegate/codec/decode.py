@@ -157,6 +157,8 @@ class BatchDecoder:
         if self._known:
             left, tables = self._matched(messages, left)
         while len(left) > SAMPLE:
+            # One message of a table is enough to make its templates, so the rest waits until a sample is
+            # learned.
             learned = messages.plain(self._plain, left[:SAMPLE])
             parts.append(learned)
             left = left[SAMPLE:]
@@ -424,6 +426,7 @@ class _Cut:
         columns[:, kernels.C_ENDS // 8] = base + starts + bits
         data = starts + np.where(as_words, bits, bits + ends)
         columns[:, kernels.C_OUT // 8] = base + data
+        # The first offset is always 0, and `gather` writes only the ends.
         for at in (starts[~as_words] + bits).tolist():
             arena[at : at + 4] = 0
         scratch = np.empty(2 * kernels.CHUNK, dtype=np.int64)

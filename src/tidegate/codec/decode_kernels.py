@@ -106,6 +106,8 @@ _MOST_REST: Final = U64((1 << 64) % 10**16)
 def eight_digits(word: int) -> Any:
     """The number of 8 decimal digits in text order; 2**64 - 1 if some byte is not a digit."""
     bits = U64(word)
+    # A digit is 0x30 to 0x39: the high nibble is 3, and still 3 after 6 is added. Only a byte from 0xFA on
+    # carries into the next one, and its own high nibble fails.
     if ((bits & _HIGH_NIBBLES) | (((bits + _SIXES) & _HIGH_NIBBLES) >> U64(4))) != U64(0x3333333333333333):
         return ~U64(0)
     # Pairs, then fours, then eight digits are joined, each step by one multiplication for all lanes.
@@ -119,6 +121,7 @@ def eight_digits(word: int) -> Any:
 @inline
 def few_digits(end: int, size: int) -> Any:
     """The number of 1 to 8 digits that end at `end`, from the 8 bytes before it; 2**64 - 1 as above."""
+    # `compiled` asserts that 8 constant bytes precede the first cell, so this stays inside the message.
     word = load_u64(end - 8)
     if size < 8:
         gone = U64(64 - 8 * size)
@@ -254,6 +257,7 @@ def take_string(out: int, at: int, size: int, mode: int) -> int:
             out += 1
             at += 1
             continue
+        # The scan has checked the UTF-8, so a second byte follows. Three bytes or more are never Latin-1.
         elif mode == LATIN1:
             code = ((byte & 31) << 6) | (I64(load_u8(at + 1)) & 63) if byte < 0xE0 and end - at > 1 else 256
             at += 2
@@ -327,6 +331,7 @@ def short_escape(letter: int) -> int:
 @inline
 def unquote(start: int, end: int) -> int:
     """Undo Go's strconv.Quote in place; the new end, or 0 for an escape that strconv.Quote never writes."""
+    # In place: no escape is shorter than what it stands for, so `out` never passes `at`.
     at = start
     out = start
     while at < end:
@@ -472,6 +477,7 @@ def gather(
                         size = I64(load_i32(lengths + 4 * (span + cell)))
                     if size >= 0:
                         bits |= U64(1) << U64(i)
+                        # A bad value takes no space: `out` stays, so the bound of `measure` holds.
                         done = read_text(out, load_i64(starts + 8 * (span + cell)), size, mode, in_quotes)
                         if done == 0:
                             store_u8(bad + load_i64(order + 8 * (first + i)), 1)

@@ -104,6 +104,7 @@ def scan_string(at: int, end: int) -> tuple[int, int]:
         if byte == BACKSLASH:
             # The byte after it is skipped unseen: whether the escape is valid is for the decoder to say.
             flags = ESCAPED
+            # It may pass `end` by one. Then the string has no closing quote, and the loop ends with 0.
             at += 2
         elif byte < NOT_ASCII:
             at += 1
@@ -141,7 +142,10 @@ def hash_text(at: int, size: int, end: int) -> Any:
         at += 8
         size -= 8
     if size > 0:
+        # 1 to 7 bytes are left, so the shift below is less than 64.
         word = U64(0)
+        # A whole word is read if it is inside the message. The mask removes what follows the text, so both
+        # branches give the same word.
         if end - at >= 8:
             word = load_u64(at) & ((U64(1) << U64(8 * size)) - U64(1))
         else:

@@ -124,6 +124,7 @@ def encode_single(job: int) -> int:
         op = I64(load_u8(ops + row))
         bound = row_bound(job, op, row)
         if out + bound > end:
+            # Nothing of this row is written yet, so the caller enlarges the buffer and calls again.
             store_u64(job + J_NEED, bound)
             status = NEED_ROOM
             break
@@ -183,6 +184,8 @@ def encode_framed(job: int) -> int:
     at = load_i64(job + J_AT)
     row = -1
     status = DONE
+    # The two sizes of the open message are stored, not its addresses, because the caller moves the data
+    # when it enlarges the buffer.
     while at < rows:
         before = load_i64(order + 8 * (at - 1)) if order and at > 0 else at - 1
         row = load_i64(order + 8 * at) if order else at
@@ -201,6 +204,8 @@ def encode_framed(job: int) -> int:
         value_end = put_row(out + LENGTH_BYTES, job, op, row)
         key_size = item_end - item
         value_size = value_end - out - LENGTH_BYTES
+        # Alone in a message a row has three lengths: the version, and one before the key and before the
+        # value.
         if key_size + value_size + RECORD_OVERHEAD + 3 * LENGTH_BYTES > max_bytes:
             store_u64(job + J_NEED, key_size + value_size + RECORD_OVERHEAD + 3 * LENGTH_BYTES)
             # `key_out` and `out` still stand before this row, so it leaves no trace in the message that is
@@ -208,6 +213,7 @@ def encode_framed(job: int) -> int:
             status = TOO_LARGE
             break
         if not fresh:
+            # The version is already in the bytes of the keys, so this row adds two lengths.
             batch = (
                 (key_out - key_start)
                 + (out - start)
@@ -242,6 +248,7 @@ def encode_framed(job: int) -> int:
         end_message(job, number, key_start, key_out, start, out, row, held)
         number += 1
         held = 0
+    # The values of one message are far below 2**40 bytes, so they do not reach the bits of the keys.
     store_u64(job + J_HELD_BYTES, ((key_out - key_start) << _HELD_KEYS_AT) | (out - start))
     store_u64(job + J_KEY_OUT, key_out - data)
     store_u64(job + J_OUT, out - data)

@@ -52,6 +52,8 @@ FIXED: Final = 192
 
 def room_for(keys: int, values: int, rows: int) -> int:
     """The most bytes that `encode` writes for `rows` messages with so many bytes of keys and of values."""
+    # Padding adds at most 8/3 bytes to each of the two Base64 texts of a message. 8 a row cover both, and
+    # the rounding down.
     return (keys + values) * 4 // 3 + (FIXED + 8) * rows
 
 
@@ -121,6 +123,7 @@ def _partition(at: int, size: int, partitions: int) -> Any:
     """FNV-1a of 64 bits over the key, modulo the partitions."""
     found = FNV_BASIS
     for i in range(size):
+        # The product wraps around modulo 2**64, as FNV-1a defines it.
         found = (found ^ np.uint64(load_u8(at + i))) * FNV_PRIME
     return found % np.uint64(partitions)
 
@@ -175,6 +178,7 @@ def _put_key(at: int, key: int, size: int, commit: Any, texts: int) -> int:
     """A message's key: a version and a size, followed by one JSON object."""
     start = at
     _put_size(at, 1)
+    # The second size is known only when the text is written, so its place is left free until then.
     at = _put_run(at + 2 * _SIZE_BYTES, texts + T_TS)
     at = put_u64(at, commit)
     at = _put_run(at, texts + T_KEY)

@@ -124,6 +124,7 @@ def route(at: int, end: int, pieces: int, count: int) -> Any:
     for i in range(count):
         piece = pieces + PIECE_BYTES * i
         size = load_i64(piece + PIECE_LENGTH)
+        # Not `>`: at least one byte must follow the constant, because the quote below is read unchecked.
         if size >= end - at or not same_bytes(at, load_i64(piece + PIECE_CONST), size):
             return U64(0)
         at += size
@@ -133,9 +134,12 @@ def route(at: int, end: int, pieces: int, count: int) -> Any:
             close, _ = scan_string(at + 1, end)
             if close == 0:
                 return U64(0)
+            # The product makes the order count: schema `a` with table `b` is not schema `b` with table `a`.
             found = (found ^ hash_text(at + 1, close - at - 1, end)) * MIX
             at = close + 1
         else:
+            # A number at the head, as the ts in the keys of open protocol, differs in each message. It is
+            # not hashed, and so does not separate the messages of one table.
             stop = scan_digits(at, end)
             if stop == at:
                 return U64(0)
@@ -164,6 +168,7 @@ def scalar(at: int, end: int, form: int, cell: int, starts: int, lengths: int, r
         close, flags = scan_string(at + 1, end)
         if close == 0:
             return 0
+        # An address has far fewer than 62 bits, so both flags fit below it.
         store_u64(starts + 8 * cell, ((at + 1) << 2) | flags | IS_STRING)
         store_u32(lengths + 4 * cell, close - at - 1)
         return close + 1
@@ -183,6 +188,8 @@ def scalar(at: int, end: int, form: int, cell: int, starts: int, lengths: int, r
         return 0
     elif form in (TIMESTAMP, MILLISECONDS):
         ts = read_unsigned(at, stop)
+        # Milliseconds are shifted up to make a ts. A number with a bit in the upper LOGICAL_BITS would lose
+        # it.
         if ts == ~U64(0) or (form == MILLISECONDS and ts >> U64(64 - LOGICAL_BITS) != U64(0)):
             return 0
         store_u64(result + RESULT_TS, ts << U64(LOGICAL_BITS) if form == MILLISECONDS else ts)
@@ -199,6 +206,8 @@ def find_member(at: int, end: int, members: int) -> int:
         return -1
     mask = load_i64(members + S_MASK)
     hashes = load_i64(members + S_HASHES)
+    # The hash may be negative as a signed number, but the mask is not, so the place is inside the table. At
+    # most half of the places are taken (`compiled._Set`), so the search ends.
     place = I64(hash_text(at + 1, close - at - 1, end)) & mask
     while True:
         number = I64(load_i32(hashes + 4 * place)) - 1
@@ -229,6 +238,8 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
     met = 0
     while True:
         # The member after the last one first: most producers keep one order.
+        # After the last member this is the spare entry of the set (`compiled._Set`). It can be read, and
+        # `number >= count` then refuses it.
         number = expected
         entry = entries + ENTRY_BYTES * number
         size = load_i64(entry + PIECE_LENGTH)
@@ -286,9 +297,13 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
         if form == WRAPPER:
             continue
         fits = size <= end - at and same_bytes(at, load_i64(piece + PIECE_CONST), size)
+        # A template may have several ENDs, one for each way in which an item can end, so one that does not
+        # fit is passed over.
         if form == END:
             if fits and at + size == end:
                 store_u64(result + RESULT_OP, load_i64(piece + PIECE_CELL))
+                # Only at the end: an image whose cells are repeated may come after the object that lacks
+                # them.
                 if filled != 0:
                     fill_missing(filled, starts, lengths)
                 return True
@@ -308,6 +323,8 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
                 if at == 0 or load_u64(starts + 8 * cell) & U64(ESCAPED) != U64(0):
                     return False
             if form == OPTIONAL_STRING:
+                # Scanned before the quote is checked. `at` is below `end`, so the scan stays inside the
+                # message.
                 close, flags = scan_string(at + 1, end)
                 if load_u8(at) != QUOTE or close == 0 or flags != 0:
                     return False
@@ -394,6 +411,8 @@ def match_items(item_count: int, items: int, known: Templates, spans: Spans) -> 
         before = -1
         row_starts = spans.starts + 8 * span
         row_lengths = spans.lengths + 4 * span
+        # A template that does not fit may have written spans. They are of no harm: `span` does not move, so
+        # the next template or item overwrites them.
         while number >= 0 and not fits_template(
             item, known.lists + LISTS_BYTES * number, row_starts, row_lengths, result
         ):
@@ -429,6 +448,7 @@ def order_items(item_count: int, results: int, owner: int, missed: int, by: Rank
         template = load_i64(results + RESULT_BYTES * i + RESULT_TEMPLATE)
         if template >= 0 and load_u8(missed + I64(load_i32(owner + 4 * i))) == 0:
             rank = load_i64(by.ranks + 8 * template)
+            # One place further than the rank, so that the sums below are starts and not ends.
             store_u64(counts + 8 * (rank + 1), load_i64(counts + 8 * (rank + 1)) + 1)
             op = load_i64(results + RESULT_BYTES * i + RESULT_OP)
             store_u8(by.ops + rank, I64(load_u8(by.ops + rank)) | (1 << op))

@@ -173,6 +173,8 @@ def same_text(
     stack = load_i64(job + J_STACK)
     printable = load_i64(job + J_PRINTABLE)
     scratch = load_i64(job + J_SCRATCH)
+    # `blocks` gives 24 bytes of scratch memory for each byte of the largest value, and 8192 more: three of
+    # these parts.
     room = 8 * max(left_size, right_size, 64) + 512
     first = scratch + room
     middle = put_value(first, form, param, left, left_size, scratch, stack, printable)
@@ -201,6 +203,7 @@ def same_value(
 @inline
 def put_short(out: int, text: int) -> int:
     """Write a short text."""
+    # All 8 bytes are stored, the length as well. The next write replaces those after the text.
     store_u64(out, text)
     return out + (text >> 56)
 
@@ -235,8 +238,10 @@ def put_promoted(out: int, param: int, word: int, size: int) -> int:
     """The Java type of an unsigned column: param = bits of the limit << 32 | text << 16 | promoted text."""
     limit = (param >> 32) & 63
     text = (param >> 16) & 0xFFFF
+    # If the value needs more bits than the signed Java type has, the type is the next larger one.
     if size >= 0 and U64(word) >> U64(limit) != U64(0):
         text = param & 0xFFFF
+    # Two bytes in any case. The upper one of a text of one character is 0, and the next write replaces it.
     store_u16(out, text)
     return out + (1 if text < 256 else 2)
 

@@ -288,6 +288,7 @@ def read_row(at: int, end: int, head: int) -> bool:
     store_u64(head + H_OP, kind + INSERT)
     store_u64(head + H_TS, ts)
     store_u64(head + H_AT, at)
+    # A sum of 0 says that the message has none.
     store_u64(head + H_CURRENT, current if current > 0 else -1)
     store_u64(head + H_PREVIOUS, previous if previous > 0 else -1)
     store_u64(head + H_TABLE_ID, table_id)
@@ -392,11 +393,13 @@ def walk_rows(
         words = cells.starts + 8 * stride * i
         sizes = cells.lengths + 4 * stride * i
         result = cells.results + RESULT_BYTES * i
+        # Marked first: an entry of a name whose cell is not `_MISSING` is the second one of that name.
         for cell in range(2 * columns):
             store_u32(sizes + 4 * cell, _MISSING)
         good = True
         for side in range(2):
             wanted = op != DELETE if side == 0 else op != INSERT
+            # After a failure nothing is read any more, because no address is below 0.
             branch, at = read_varint(at, end if good else 0)
             if at == 0 or branch != (1 if wanted else 0):
                 good = False

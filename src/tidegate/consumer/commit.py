@@ -41,6 +41,7 @@ class Committer:
         while (step := self._next()) is not None:
             if isinstance(step, Ddls):
                 if (stop := self._applier.stops_at(step.messages)) is not None:
+                    # What comes before the DDL is kept, so the consumer stops with a consistent target.
                     self._publish_before(step.ts)
                     raise stop
                 self._applier.ddl(step.messages)
@@ -50,6 +51,7 @@ class Committer:
             pieces = self._flow.assembler.take(step.bounds)
             self._applier.rows(pieces, self._reached())
             self.unpublished = self.unpublished or bool(pieces)
+            # Only now: the target reads its pieces from these files until `rows` returns.
             for file in self._flow.assembler.release():
                 Path(file).unlink(missing_ok=True)
             if pieces and self._publish(now):

@@ -202,6 +202,7 @@ class Flow:
                 if self.watermarks.advance(part.partition, ts):
                     state.marks.append((offset, ts))
             if len(state.marks) > MAX_MARKS:
+                # A mark that is left out only makes the watermark lower that is stored.
                 state.marks = state.marks[1::2]
             for message in part.ddls:
                 self._queue(part.partition, message)
@@ -294,6 +295,7 @@ class Flow:
             copies += self._marks_ahead(number)
             offset = min([self.assembler.restart_offset(number, state.next_offset), *copies])
             passed = [mark for at, mark in state.marks if at < offset]
+            # Marks up to what is applied add nothing: the stored watermark is at least that.
             state.marks = [(at, mark) for at, mark in state.marks if mark > applied]
             watermark = max([applied, *passed])
             waiting = [w.message.ts for w in self._ddls.values() if any(p == number for p, _ in w.copies)]

@@ -94,11 +94,15 @@ def net_effect(
     as `Changes.old` has it, which then has all columns; a later insert may find its row there.
     """
     puts = np.flatnonzero(changes.op != DELETE)
+    # An update that changes the key is two changes: it puts the row under the new key and removes the old
+    # key.
     gone = np.flatnonzero((changes.op == DELETE) | key_changed(changes, keys))
     row = np.concatenate([puts, gone])
     kind = np.concatenate([_put_kind(changes, puts, keys), np.full(len(gone), REMOVE)])
     key_rows = pa.concat_tables([changes.new.select(keys).take(puts), changes.old.select(keys).take(gone)])
     code = factorize(key_rows)
+    # Of equal commit ts a removal comes before an addition: a transaction may give a key that it removes to
+    # another row.
     rank = kind if by_kind else np.zeros_like(kind)
     # The last array of a lexsort counts first: all changes of a key are together, in their order.
     order = np.lexsort(
@@ -113,6 +117,7 @@ def net_effect(
         return _all_kept(changes, row[last], stays, key_rows.slice(0, 0))
     if not trust_inserts:
         new[:] = False
+    # A key that these changes first add and then remove was not in the target.
     removed = ~stays & ~new
     return Effect(
         upserts=changes.new.take(row[last[stays]]),
@@ -182,6 +187,9 @@ def _put_kind(changes: Changes, puts: Ints, keys: Sequence[str]) -> Ints:
 def _not_replayed(changes: Changes, row: Ints, sign: Ints, content: Ints) -> Ints:
     """Positions of the entries that do not repeat another entry, in topic order."""
     order = np.lexsort((sign, changes.seq[row], changes.offset[row], changes.partition[row]))
+    # A ts that falls begins another run. Within a run each entry is a change of its own, even if rows are
+    # equal. A producer that was restarted repeats changes in a later run: there the n-th equal entry is the
+    # n-th of before.
     ts, partition = changes.commit_ts[row[order]], changes.partition[row[order]]
     falls = np.zeros(len(order), bool)
     falls[1:] = (ts[1:] < ts[:-1]) | (partition[1:] != partition[:-1])

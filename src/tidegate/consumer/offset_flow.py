@@ -251,6 +251,7 @@ class OffsetFlow:
 
     def _queue(self, partition: int, message: DdlMessage) -> None:
         name = f"{message.ts:020d}:{identity(message)}"
+        # Names begin with the ts. One below the oldest name that is kept was done, and evicted since.
         forgotten = len(self._done) == MAX_DONE and name < next(iter(self._done))
         if name in self._done or forgotten:
             return

@@ -137,8 +137,10 @@ class Tracker:
 
     def _free(self, partition: int, hashes: Sequence[int]) -> None:
         for value in hashes:
+            # A value that was freed on several partitions is in conflict with an insert on any of them.
             if value != NO_VALUE and self._freed.setdefault(value, partition) != partition:
                 self._freed[value] = _SEVERAL
+        # The bound. With everything forgotten, the next row gets a mark, which is always right.
         if len(self._freed) > self._keys_max:
             self.forget()
 

@@ -52,6 +52,7 @@ def split_rows(rows: Sequence[RowChange]) -> list[RowChange]:
         transaction = list(group)
         if any(changes_key(row) for row in transaction):
             halves = [half for row in transaction for half in _halves(row)]
+            # -1 for deletes, 0 for updates, 1 for inserts: a value is free before another row takes it.
             transaction = sorted(halves, key=lambda row: (row.old is None) - (row.new is None))
         found += transaction
     return found
@@ -108,6 +109,7 @@ def _split(block: RowBlock, split: npt.NDArray[np.bool_]) -> RowBlock:
     starts[1:] = (commit_ts[1:] != commit_ts[:-1]) | (start_ts[1:] != start_ts[:-1])
     transaction = np.cumsum(starts)
     sorted_ones = np.isin(transaction, transaction[halved])
+    # 0 for deletes, 1 for updates, 2 for inserts. The number of the row keeps their order among equals.
     rank = np.where(sorted_ones, DELETE - op.astype(np.int64), 0)
     order = np.lexsort((np.arange(len(source)), rank, transaction))
     return take(block, source[order], op[order])

@@ -73,6 +73,7 @@ class Layout:
     def message(self, rows: int, body: int) -> Message:
         """A message for a batch of `rows` rows, with an empty body of `body` bytes."""
         head = self._head
+        # The body follows the head at once, and its buffers must be aligned.
         lead = -len(head.template) % ALIGNMENT
         whole = pa.allocate_buffer(lead + len(head.template) + body)
         start = int(whole.address) + lead
@@ -124,11 +125,13 @@ class _Head:
         """The head of a batch with one row of NULLs, as pyarrow writes it."""
         message = pa.record_batch([pa.nulls(1, field.type) for field in schema], schema=schema).serialize()
         flat = _Flat(message.to_pybytes())
+        # Arrow's IPC format: a message begins with 0xFFFFFFFF and the size of its head.
         size = 8 + flat.u32(4)
         root = flat.follow(8)
         batch = flat.follow(flat.field(root, 2))
         nodes, buffers = flat.follow(flat.field(batch, 1)), flat.follow(flat.field(batch, 2))
         head = message.to_pybytes()[:size]
+        # The elements of a FlatBuffers vector follow its length, which has four bytes.
         return cls(head, flat.field(batch, 0), flat.field(root, 3), nodes + 4, buffers + 4)
 
 
@@ -148,6 +151,8 @@ class _Flat:
 
     def field(self, table: int, number: int) -> int:
         """The position of a table's field, which must exist."""
+        # A table begins with the distance back to its vtable, which has the offsets of its fields from the
+        # third u16 on.
         vtable = table - int.from_bytes(self._raw[table : table + 4], "little", signed=True)
         at = vtable + 4 + 2 * number
         return table + int.from_bytes(self._raw[at : at + 2], "little")

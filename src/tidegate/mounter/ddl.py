@@ -57,6 +57,7 @@ def transition(job: DdlJob, catalog: Catalog) -> Transition:
     schema = _schema_name(job, catalog, job.schema_id)
     if rule.handling is Handling.IGNORE:
         return Transition(ignored=f"{rule.name}: {rule.note}")
+    # Before refusals, because nobody replicates a system schema.
     if is_system_schema(schema):
         return Transition(ignored="system schema")
     if rule.handling is Handling.REFUSE:
@@ -256,6 +257,7 @@ def _exchange(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
         f"ALTER TABLE {quoted(partitioned, after.table)} EXCHANGE PARTITION {quoted(partition)} "
         f"WITH TABLE {quoted(plain.schema, plain.table)}{'' if validated else WITHOUT_VALIDATION}"
     )
+    # In this order: the plain table ends first, because its id then belongs to the partitioned table.
     tables = [TableChange(plain.id, None), TableChange(after.id, after), TableChange(moved.id, moved)]
     event = table_event(job, 0, query, plain, after)
     return Transition(tables=tables, emitted=[EmittedDdl(event, before, after, plain)])

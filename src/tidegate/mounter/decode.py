@@ -126,8 +126,10 @@ def _make_plan(table: TableSchema, zoned: bool) -> DecodePlan:
         else:
             lines[at, :6] = column.id, at, form, *_default(column, pool)
     data, moved = pool.finish()
+    # Offsets become addresses only now, because the pool moves while it grows.
     points = (lines[:, 3] == FROM_DEFAULT) & (lines[:, 5] != NULL) & np.isin(lines[:, 2], _POINTERS)
     lines[points, 4] += moved
+    # The kernels merge the lines with the ids of a row, which ascend.
     order = np.argsort(lines[:, 0], kind="stable")
     datums = len(table.handle_columns) if table.is_common_handle else 0
     return DecodePlan(np.ascontiguousarray(lines[order]), datums, stride_for(len(table.columns)), data)
@@ -275,6 +277,8 @@ def _groups(
 ) -> Iterator[tuple[TableSchema | None, Int64s]]:
     """The rows of each table version, in block order. Rows whose keys are not record keys are in no group."""
     groups: dict[int, tuple[TableSchema | None, list[Int64s]]] = {}
+    # The partitions of a table share one version, so their rows become one group. Sorting restores the
+    # block's order.
     for physical_id, rows in _by_table(columns):
         for table, part in _by_version(columns, rows, physical_id, store, at, follows):
             groups.setdefault(id(table), (table, []))[1].append(part)
@@ -317,6 +321,7 @@ def _by_version(
         return
     starts = np.array([start for start, _ in versions], dtype=np.uint64)
     known = [None, *(table for _, table in versions)]
+    # `left` counts the versions that begin below commit_ts: those that are valid at commit_ts - 1.
     which = np.searchsorted(starts, times, side="left")
     for i in np.unique(which):
         yield known[int(i)], rows[which == i]

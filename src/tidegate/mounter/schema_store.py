@@ -82,6 +82,7 @@ class _Timeline:
 
     def append(self, ts: int, version: TableVersion | None) -> bool:
         """Add a version from `ts` on. Returns whether `forget` has something to drop at `ts`."""
+        # A job ends a version and begins the next one at one ts: then the new version replaces the None.
         if self.starts[-1] == ts:
             self.versions[-1] = version
             return version is None
@@ -92,6 +93,7 @@ class _Timeline:
 
     def forget(self, ts: int) -> bool:
         """Drop versions that ended at or before `ts`. Returns whether any version is left."""
+        # The version that is valid at `ts` stays, because later rows may need it.
         first = max(bisect_right(self.starts, ts) - 1, 0)
         if self.starts[first] <= ts and self.versions[first] is None:
             first += 1
@@ -328,6 +330,7 @@ class SchemaStore:
             return Applied(job.finished_ts, refusal=ddl_transition.unreadable(error, job))
         if change.ignored:
             self.ignored[change.ignored] += 1
+        # Before the tables change: a dropped schema remembers the tables that it has now.
         self._change_schemas(job, change.schemas)
         changed: set[int] = set()
         for table_id, after in change.tables:
@@ -382,6 +385,7 @@ class SchemaStore:
         ended = set()
         for physical_id in before.physical_ids if before else ():
             timeline = self._timelines[physical_id]
+            # Otherwise an earlier change of this job has given the id to another table.
             if timeline.versions[-1] is before:
                 timeline.append(ts, None)
                 self._ended.append((ts, physical_id))

@@ -72,12 +72,14 @@ class Ledger:
         with closing(self.connect()) as connection:
             with exclusive(connection):
                 self.take(connection, self.feed.capture)
+                # A writer that still runs finds at its next commit that it does not hold its slot.
                 for capture in writers:
                     front = f"{capture}/"
                     connection.execute(
                         "UPDATE slots SET holder = '' WHERE feed = ? AND substr(slot, 1, ?) = ?",
                         [self.name, len(front), front],
                     )
+            # After the fence: the metadata store may have given the grant to another one in the meantime.
             prove()
             return self.records(connection)
 
@@ -171,12 +173,16 @@ class SqliteWriter(ABC):
     def commit(self, progress: Mapping[str, bytes]) -> None:
         """Make everything since the last commit, and these records, durable together before returning."""
         connection, ledger = self.connection, self._ledger
+        # Before the transaction, so that other writers of the file wait only for the inserts.
         self.ready()
         with as_retryable(ledger.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
+                # Inside the transaction: no other connection can change fence and slots until the commit.
                 ledger.check_fence(connection, ledger.feed.capture)
                 taken = ledger.holder(connection, self._slot) != self._holder
+                # The slot is taken back without the rows, because the one who took it may have read the
+                # records before these rows.
                 if taken:
                     ledger.hold(connection, self._slot, self._holder)
                 else:
@@ -187,9 +193,11 @@ class SqliteWriter(ABC):
                 raise
             finally:
                 self.abort()
+        # Apart from the statements above: an error of COMMIT does not say whether it took effect.
         try:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
+            # If the grant is gone, the caller gets Fenced and not Undecided.
             self._prove()
             raise Undecided(
                 "it is not known whether the transaction was committed",

@@ -127,8 +127,10 @@ def _to_decimal(value: Value, before: Column, after: Column, zone: tzinfo) -> st
         most = Decimal((0, (9,) * after.flen, -scale))
         number = max(min(number, most), -most)
         number = number.quantize(Decimal((0, (1,), -scale)), ROUND_HALF_UP, _EXACT)
+        # Again, because rounding may have carried the number over the limit.
         number = max(min(number, most), -most)
     if number < 0 and after.unsigned:
+        # Zero with the same digits after the point.
         number = number - number
     return f"{abs(number) if number.is_zero() else number:f}"
 

@@ -35,6 +35,7 @@ def sums(plan: Int64s, image: Image, rows: Int64s) -> npt.NDArray[np.uint32]:
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     width = int(plan[:, 0].max(initial=-1)) + 1
     longest = max(int(image.sizes[rows, :width].max(initial=0)), 0)
+    # The longest text is that of a JSON value, or of a decimal.
     scratch = buffer(longest * JSON_GROWTH + DECIMAL_TEXT + SLACK)
     stack = np.empty(STACK_WORDS, dtype=np.int64)
     of_image = CellWords(address(image.words), address(image.sizes), image.words.shape[1])

@@ -81,6 +81,7 @@ def _outcome(matched: bool) -> Outcome:
 
 def has_lost_its_version(data: bytes, key: bytes) -> bool:
     """Whether a value states version 0 but carries the sum of version 1 or 2: one flipped bit is enough."""
+    # Only the shorter form, because version 1 and 2 have one sum.
     body, carried = data[:-5], int.from_bytes(data[-4:], "little")
     return any(raw_sum(body + bytes([version]), key, version) == carried for version in (1, 2))
 

@@ -158,6 +158,7 @@ def _split(value: bytes) -> _Parts:
     if len(value) <= _SHORT and value[1:2] != bytes([_VERSION]):
         return _Parts(_from_plain(value)) if len(value) >= 8 else _Parts()
     tail = value[0]
+    # In version 1 the marker and the number of the version follow the size of the tail.
     head = 3 if value[1] == _VERSION else 1
     if head + tail > len(value):
         raise Undecodable("an index value is cut", why=f"{len(value)} bytes, a tail of {tail}")
@@ -266,6 +267,7 @@ def _value_0(
         body += row.encode_v2([(c.id, c.kind, cell) for c, cell in zip(columns, cells, strict=True)])
     if not body:
         return plain if distinct else b"0"
+    # Without a handle the tail is filled up, so that the value is longer than a short one.
     tail = plain if distinct and plain else bytes(max(_PADDED - 1 - len(body), 0))
     return bytes([len(tail)]) + body + tail
 

@@ -73,6 +73,7 @@ def key_values(table: TableSchema, key: keys.RecordKey) -> dict[int, row.Stored]
     for at in table.handle_columns:
         item, offset = datum.read(key.handle, offset)
         stored[at] = row.from_datum(item, table.columns[at].kind)
+    # A short handle is padded with zeros (`keys.common_record`).
     if key.handle[offset:].strip(b"\0"):
         raise Undecodable("a record key has bytes after its handle", why=key.handle[offset:].hex())
     return stored
@@ -135,6 +136,7 @@ def prefix(stored: bytes, kind: Kind, length: int) -> bytes:
         return stored
     if kind is Kind.BYTES or len(stored) <= length:
         return stored[:length]
+    # Bytes that are not UTF-8 count as one character each, and come back unchanged.
     return stored.decode(errors="surrogateescape")[:length].encode(errors="surrogateescape")
 
 

@@ -104,6 +104,7 @@ def _split_v2(value: bytes) -> Fields:
         cells[column_id] = value[data_at + start : data_at + end]
         starts[column_id] = data_at + start
         start = end
+    # Nulls follow the values in the list of ids, and have no end offset.
     cells.update(dict.fromkeys(ids[filled:], None))
     if len(cells) != filled + nulls:
         raise Undecodable("a row value names a column twice")
@@ -129,6 +130,7 @@ def _read_checksum(tail: bytes) -> Checksum:
 def _split_v1(value: bytes) -> Fields:
     cells: dict[int, bytes | Datum | None] = {}
     starts: dict[int, int] = {}
+    # A row without any column is a single NULL datum.
     at = 1 if value == b"\0" else 0
     while at < len(value):
         column_id, at = read_datum(value, at)
@@ -225,6 +227,7 @@ def encode_v2(cells: Iterable[tuple[int, Kind, Stored]], checksum_handle: bytes 
     if len(ordered) > _MAX_COLUMNS:
         raise InvalidInput("a row has too many columns", why=str(len(ordered)))
     size = sum(len(data) for _, data in filled)
+    # An id above one byte or an offset above two makes both lists wide.
     large = size > 0xFFFF or any(column_id > 0xFF for column_id, _, _ in ordered)
     ends, end = [], 0
     for _, data in filled:

@@ -143,6 +143,7 @@ class TableFilter:
         if unknown:
             known |= zip(unknown, self.judge(unknown).tolist(), strict=True)
         answer = [known[name] for name in names]
+        # One call may have more names than are remembered.
         if len(known) > REMEMBERED:
             known.clear()
         return answer
@@ -319,6 +320,7 @@ class _Scanner:
         return taken
 
     def checked(self, regex: str) -> Pattern:
+        # This is what `*` was made into.
         if regex == "(?s)^.*$":
             return Pattern()
         try:
@@ -363,6 +365,7 @@ class _Scanner:
 
     def char_class(self) -> str:
         inner = self.taken(_CLASS, "failed to parse a character class")
+        # Only `!` negates; a `^` is a character of the class.
         if inner[1] == "!":
             return "[^" + inner[2:]
         return "[\\^" + inner[2:] if inner[1] == "^" else inner

@@ -86,6 +86,7 @@ class Collector:
     def collect(self) -> int:
         """Remove what the current safepoint allows; returns the number of removed entries."""
         allowed = self._safe_points.safe_point
+        # An open transaction still reads at its start_ts.
         oldest = min((lock.start_ts for _, lock in snapshot.locks_in(self._engine, b"", b"")), default=0)
         safe_point = min(allowed, oldest - 1) if oldest else allowed
         removed = 0
@@ -127,10 +128,14 @@ class Collector:
             stored = cursor.key()
             key = stored[: -keys.TS_BYTES]
             if key != now:
+                # Oldest first. If the newest version went first and the process stopped, an older value
+                # would be visible again.
                 yield from reversed(found)
                 now, kept, found = key, False, []
             if keys.version_of(stored) <= safe_point:
                 write = mvcc.decode_write(cursor.value())
+                # The newest data at or below the safepoint is what its readers see. A deletion can go with
+                # what is below it.
                 if not kept and write.is_data():
                     kept = True
                     keep = write.kind == mvcc.KIND_PUT and reader.is_valid(key, write, safe_point)

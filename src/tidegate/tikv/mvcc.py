@@ -283,6 +283,7 @@ class LockShapes:
                 at = len(head)
                 if data[at : at + 1] == b"v" and at + 1 < len(data):
                     end = at + 2 + data[at + 1]
+                    # A slice past the end is empty, as a tail may be. So the end is compared as well.
                     if data[end:] == tail and end <= len(data):
                         return lock, data[at + 2 : end]
                 elif data[at:] == tail:
@@ -330,6 +331,7 @@ class WriteShapes:
         write = decode_write(data)
         short = write.short_value
         bare = write if short is None else write._replace(short_value=None)
+        # Only records without optional fields, so that nothing follows the value.
         if bare == Write(write.kind, write.start_ts):
             head = write_head(write.kind, write.start_ts)
             self._known[data[:1]] = (head, len(head), bare)

@@ -95,6 +95,7 @@ class MvccReader:
         if not cursor.valid():
             return 0
         found = cursor.key()
+        # No encoded key is a prefix of another one, so this compares the whole key.
         return version_of(found) if found.startswith(key) else 0
 
     def newest_write(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:

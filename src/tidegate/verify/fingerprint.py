@@ -65,6 +65,7 @@ def _fold(column: pa.Array, at: int, states: U64s) -> None:
 
 
 def _without_negative_zero(column: pa.Array) -> pa.Array:
+    # -0.0 + 0 is 0.0.
     return pc.add(column, pa.scalar(0, column.type))
 
 
@@ -75,6 +76,7 @@ def order_words(handles: pa.Array) -> U64s:
     """
     if pa.types.is_decimal(handles.type):
         data = np.frombuffer(handles.buffers()[1], np.uint64)
+        # Only the lower halves: an unsigned 64-bit key has nothing in the upper one.
         words = data[2 * handles.offset : 2 * (handles.offset + len(handles)) : 2]
     else:
         words = handles.cast(pa.int64()).to_numpy(zero_copy_only=False).view(np.uint64)

@@ -78,6 +78,8 @@ def fold_bytes(
         if is_valid(bits, first + i):
             at = data + scale * load_i32(ends + 4 * i)
             end = data + scale * load_i32(ends + 4 * i + 4)
+            # The length as well: the last word is filled with zeros, so texts that end with zero bytes
+            # would be equal without it.
             state = step(step(state, U64(2 * column + 1)), U64(end - at))
             while at + 8 <= end:
                 state = step(state, load_u64(at))

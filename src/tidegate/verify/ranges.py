@@ -42,6 +42,7 @@ class Cuts:
     @classmethod
     def around(cls, words: U64s) -> Cuts:
         """A range for each of these words alone. There must be at least one; they are distinct and ascend."""
+        # The last word has no successor: with 1 added it would wrap around to 0.
         after = words[words < np.uint64(END - 1)] + np.uint64(1)
         starts = np.unique(np.concatenate([words, after]))
         return cls(starts, np.isin(starts, words))
@@ -90,6 +91,7 @@ class Cuts:
     def place(self, words: U64s) -> I64s:
         """The index of each word's range; -1 if it is in no wanted range."""
         at = np.searchsorted(self.starts, words, side="right") - 1
+        # For -1 this reads the last entry, which is then not used.
         found: I64s = np.where((at >= 0) & self.wanted[at], at, -1)
         return found
 

@@ -103,7 +103,9 @@ def apply(root: Path, ts: int, table: TableSnapshot, shape: Shape, found: Sequen
                 where=f"{table.schema}.{table.table}, compared at {ts}",
                 fix="stop the consumer, and verify its newest snapshot: --at latest",
             )
+        # A repair that was killed may have left commits after the named version.
         lake.restore(mine[0].path, mine[0].version)
+        # Rows are deleted before they are inserted, because a key may have a row on both sides.
         gone = [difference.key for difference in found if difference.target]
         if gone:
             lake.merge(mine[0].path, _rows([], shape.schema), _rows(gone, _keys(shape)), shape.key)

@@ -88,6 +88,7 @@ class WriterCatalog(SqlCatalog):
 
     def take_over(self) -> None:
         """Fence every earlier writer: none of its transactions commits after this one."""
+        # Without a token `_begin` compares nothing, so the transaction below can replace another writer's.
         self._token = None
         with self.engine.begin() as connection:
             connection.execute(text(f"CREATE TABLE IF NOT EXISTS {_TOKENS} (token INTEGER NOT NULL)"))

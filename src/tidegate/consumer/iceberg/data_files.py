@@ -102,6 +102,7 @@ class Touched:
             return False
         if len(self._fields) == 1:
             return True
+        # Only keys within the bounds of the first column are compared in the others.
         near = self._keys.take(pa.array(self._order[begin:end], pa.int64()))
         within = np.ones(near.num_rows, np.bool_)
         for at in range(1, len(self._fields)):

@@ -168,6 +168,7 @@ class IcebergLake:
         """A table's rows at the time of this call, with one data file at a time in memory."""
         table = self.tables.table(path)
         tasks = self.tables.manifests.tasks(table)
+        # A table of its own, because a commit changes the open one while rows are still read.
         view = Table(table.name(), table.metadata, table.metadata_location, table.io, table.catalog)
         return (batch for task in tasks for batch in read(view, task, columns).to_batches())
 
@@ -180,6 +181,7 @@ class IcebergLake:
         """
         wanted = {row.path: (row.schema, row.table) for row in rows}
         held = self.tables.names()
+        # First all names that are wrong are freed, because two tables may have exchanged theirs.
         for path, name in held.items():
             if name[0] not in OWN_NAMESPACES and wanted.get(path) != name and self.tables.is_ours(path):
                 self.tables.park(path)

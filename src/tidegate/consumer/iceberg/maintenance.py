@@ -82,6 +82,7 @@ class Tidying:
 
     def _sweep(self, path: str) -> Iterator[int]:
         """Delete the files of a table that are old enough and belong to none of its snapshots."""
+        # Listed before the snapshots are read, so a file that a later commit adds is not among them.
         old = _files_before(self._lake.root / path, time.time() - self._grace_s)
         if not old:
             return

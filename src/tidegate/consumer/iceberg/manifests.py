@@ -42,6 +42,7 @@ class Manifests:
             if held is not None:
                 self._known.move_to_end(manifest.manifest_path)
                 return held
+        # Outside the lock: if two threads read one manifest, that costs only time.
         found = list(manifest.fetch_manifest_entry(io, discard_deleted=True))
         with self._lock:
             if manifest.manifest_path not in self._known:
@@ -113,6 +114,7 @@ class _Replacing(_OverwriteFiles):
 
     def _write(self, entries: Sequence[ManifestEntry]) -> list[ManifestFile]:
         with self.new_manifest_writer(self.spec(0)) as writer:
+            # Each entry keeps the snapshot and the sequence number with which its file was added.
             for entry in entries:
                 writer.add_entry(self._as(entry, ManifestEntryStatus.EXISTING, entry.snapshot_id))
         return [writer.to_manifest_file()]

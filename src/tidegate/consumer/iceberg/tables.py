@@ -148,6 +148,7 @@ class Tables:
                 raise self._foreign(name) from error
         with self._lock:
             self._names[path] = name
+            # The open table has its old name.
             self._open.pop(path, None)
 
     def park(self, path: str) -> None:
@@ -243,6 +244,7 @@ class Tables:
 
     def _update(self, path: str, table: Table, updates: Sequence[TableUpdate]) -> None:
         asserted = AssertRefSnapshotId(ref=BRANCH, snapshot_id=_head(table))
+        # The head is read again below: a restore makes an old snapshot the newest, and no new one.
         with self._lock:
             self._open.pop(path, None)
             self._heads.pop(path, None)
@@ -359,6 +361,7 @@ def change_columns(transaction: Transaction, change: Evolution, order: Sequence[
     """Change a table's columns and their order. Names are given as paths, so that a dot in one is no
     separator.
     """
+    # Drops first and additions last, because a renamed or new column may have the name of a dropped one.
     if change.drops:
         _drop(transaction, change.drops)
     if change.renames:

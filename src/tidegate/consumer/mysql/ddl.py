@@ -191,6 +191,7 @@ class DdlRun:
                 why=f"begun: {self._begun['query'][:200]}",
                 fix="start a new target, and report this",
             )
+        # `known` is a copy: a refusal while statements are rendered leaves the definitions as they are.
         self._before, known, number = dict(self._definitions), dict(self._definitions), 0
         self._planned, self._step = [], 0
         for step in steps:
@@ -275,6 +276,8 @@ class DdlRun:
     def execute(self) -> None:
         """Run the statements of the next step; after a lost connection and `resume`, of the same step."""
         step = self._planned[self._step]
+        # A DDL that is done is still planned if the position has not moved past it. Its statements must not
+        # run again.
         if self._now not in self._done:
             for number, statement in enumerate(step.statements, step.first):
                 self._execute(number, statement, step.session)
@@ -311,6 +314,8 @@ class DdlRun:
         if begun is not None and number < begun["at"]:
             self._begun = begun
             return
+        # The evidence from before the first attempt. If it were collected now, it might describe the table
+        # after the ALTER.
         evidence = begun["evidence"] if begun is not None else self._evidence(statement, session)
         if begun is not None and self._has_run(statement, evidence):
             return
@@ -371,6 +376,7 @@ class DdlRun:
                         why=f"ALTER TABLE ... {text[:300]} was begun, and {difference(found, evidence[1])}",
                         fix="make it as it was before, or as the DDL would, and start again",
                     )
+                # If the ALTER changes nothing, both are the same and it runs again, which does no harm.
                 return found != evidence[0]
 
     def _foreseen(self, name: Name, text: str, session: str) -> str:

@@ -152,6 +152,8 @@ class Hold:
                 f"UPDATE `{SCHEMA}`.`progress` SET token=%s, taker=%s WHERE consumer=%s",
                 *(self._token, self._taker, mine),
             )
+            # In the same transaction: from its commit on no lane of an earlier consumer matches its row, so
+            # none can commit.
             self.execute(f"UPDATE `{SCHEMA}`.`lanes` SET token=%s WHERE consumer=%s", self._token, mine)
         return Row(batch, position, begun, ddl)
 

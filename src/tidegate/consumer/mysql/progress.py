@@ -195,6 +195,8 @@ class Progress:
                 " WHERE consumer=%s AND token=%s AND batch=%s AND begun IS NULL",
                 *(number, reached, self.hold.consumer, self.hold.token, number - 1),
             )
+            # A lane that is known keeps its batch and token, and gets only the digest. All of it is one
+            # transaction with `begun`.
             for lane, digest in digests.items():
                 self.hold.execute(
                     f"INSERT INTO `{SCHEMA}`.`lanes` (consumer, lane, token, batch, digest)"
@@ -219,12 +221,15 @@ class Progress:
         if not self._begun:
             self.begin(reached, dict.fromkeys(lanes, fresh))
         held = {lane: text for lane, text in self._lanes.digest.items() if text}
+        # Then the interrupted write had other lanes, or did not write in parts, and the comparison raises.
         if held.keys() != set(lanes) or not all("/" in text for text in held.values()):
             self._compare(dict.fromkeys(lanes, fresh))
         return {lane: Reached.from_text(held[lane]) for lane in lanes}
 
     def part_begins(self, lane: int, connection: Connection, at: Reached) -> None:
         """The first statement of a transaction with some of a lane's parts. Fenced when it may not write."""
+        # This matches the row although nothing changes in it, because the connection counts found rows
+        # (`session`).
         with connection.cursor() as cursor:
             matched = cursor.execute(
                 f"UPDATE `{SCHEMA}`.`lanes` SET digest=%s"

@@ -181,6 +181,7 @@ def replayed(step: Replay, known: dict[Name, Definition], tables: Tables, *, beg
                     why="it is this consumer's: the DDL that dropped it upstream is not on the topic",
                     fix=f"drop it and start again; or keep it, and start with --skip-ddl {step.ts}",
                 )
+            # If the DDL was begun, the table may be the one that it made before the crash.
             if not begun and tables.there(name):
                 known[name] = tables.adopt(name, step.ts)
                 return made

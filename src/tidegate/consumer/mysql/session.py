@@ -109,6 +109,8 @@ class MySqlServer:
                 ssl_key=tls and tls.key and str(tls.key),
                 ssl_verify_cert=tls and True,
                 ssl_verify_identity=tls and True,
+                # Lanes write tables in no common order, so the row of a child may come before that of its
+                # parent.
                 init_command="SET time_zone='+00:00', foreign_key_checks=0",
             )
             with connection.cursor() as cursor:

@@ -136,6 +136,7 @@ class MySqlTarget:
         if not lanes and not parted and self._begun is None:
             self._patiently(lambda attempt: self._progress.move(position))
             return
+        # Before the first attempt: if the answer to its last COMMIT is lost, this number has ended.
         number = self._progress.number
         write = self._writing_parts(lanes, parted, position) if parted else self._writing(lanes, position)
 
@@ -204,6 +205,8 @@ class MySqlTarget:
         for attempt in range(len(PAUSES_S) + 1):
             try:
                 if attempt:
+                    # First, because the takeover waits for the locks of the lanes, which these connections
+                    # hold.
                     self._lanes.disconnect()
                     self._held = self._progress.take_again()
                 attempt_of(attempt)
@@ -234,6 +237,7 @@ class MySqlTarget:
     def _check_uniques(self, table: Definition) -> None:
         """By offset: Fatal for a table that has another unique index than its key."""
         name = (table.schema, table.table)
+        # By identity: each DDL makes another object, whose indexes are checked again.
         if not self._by_offset or self._only_keyed.get(name) is table:
             return
 

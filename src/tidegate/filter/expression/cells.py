@@ -84,6 +84,7 @@ class Cells:
         ):
             raise Beyond
         pairs = numbers[: 16 * n].view(np.int64).reshape(n, 2)
+        # A NULL gets the sign of its low half, so that it does not force the slow form.
         low, high = pairs[:, 0], np.where(valid == 0, pairs[:, 0] >> 63, pairs[:, 1])
         if (high == low >> 63).all():
             return np.where(valid == 0, 0, low)
@@ -118,6 +119,7 @@ class Cells:
         words, sizes = self._words(position)
         n = len(words)
         room = int(sizes[sizes != NULL].sum(dtype=np.int64)) * growth
+        # Arrow's offsets have 32 bits.
         if room > np.iinfo(np.int32).max:
             raise Beyond
         out, ends = buffer(room), np.empty(n + 1, dtype=np.int32)

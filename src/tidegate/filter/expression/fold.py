@@ -26,6 +26,7 @@ def folded(node: Typed) -> Typed:
     """The node, or a constant if all its arguments are constants."""
     if not all(arg.is_const for arg in node.args):
         return node
+    # A constant that cannot be computed is refused when the filter is made, and not for each row.
     try:
         value = plain.evaluate(node, (), ())
     except Uncomputable as error:

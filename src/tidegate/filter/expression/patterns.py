@@ -68,6 +68,7 @@ def regexp(text: Typed, pattern: Typed, at: int) -> Typed:
     if collate == "binary":
         raise Refusal("REGEXP over binary columns is not in the subset", at)
     regex = ("(?i)" if collation.ignores_case(collate) else "") + written
+    # Used once here, so that a bad expression is refused when the filter is made.
     try:
         found(regex, [""])
     except InvalidInput as error:

@@ -185,6 +185,7 @@ def _literal(node: Typed) -> Callable[[pa.Array], pa.Array] | None:
 
 def _ascii_pattern(node: Typed) -> str | None:
     """The RE2 expression for ASCII texts. None if a literal has no ASCII form."""
+    # Downwards, so that of characters with one weight the lowest code stays.
     signs = {_weight(node.collate, chr(code)): chr(code) for code in range(127, 31, -1)}
     if any(isinstance(part, bytes) and part not in signs for part in node.value):
         return None

@@ -172,6 +172,7 @@ def _multiply(node: Typed, data: list[Any]) -> Numbers:
 def _quotient(left: Numbers, right: Numbers) -> Numbers:
     """Integer division that truncates towards zero. Divisors must not be 0."""
     if left.dtype == right.dtype == np.int64:
+        # Floor division rounds down: one more if there is a rest and the signs differ.
         rounded: Numbers = (left % right != 0) & ((left < 0) != (right < 0))
         found: Numbers = left // right + rounded
         return found
@@ -206,6 +207,7 @@ def _division(node: Typed, args: list[Values]) -> Values:
         return _finished(node, dividend - _quotient(dividend, divisor) * divisor, null)
     # In units: (a / 10**s) / (b / 10**t), as a number of units of 10**-scale.
     up = node.scale + under.scale - over.scale
+    # -2**63 divided by -1 does not fit an int64.
     least = over.low == INT64[0]
     factor = 10 ** max(up, 0)
     if factor > 1 or least or dividend.dtype != np.int64:

@@ -100,6 +100,7 @@ def merge(table: DeltaTable, upserts: pa.Table, deletes: pa.Table, keys: Sequenc
 
     Key columns are never null, and no key occurs twice, neither within a table nor across both.
     """
+    # One table with upserts and deletes, because a merge has one source, and both must be in one commit.
     missing = [field for field in upserts.schema if field.name not in deletes.column_names]
     for field in missing:
         deletes = deletes.append_column(field, pa.nulls(deletes.num_rows, field.type))
@@ -156,6 +157,7 @@ def is_restored(table: DeltaTable, version: int) -> bool:
 
 def restore(table: DeltaTable, version: int) -> None:
     """Undo all commits after `version`."""
+    # A restart finds by this note that the rows are those of `version` already.
     noted = CommitProperties(custom_metadata={RESTORED: str(version)}, max_commit_retries=0)
     table.restore(version, commit_properties=noted, post_commithook_properties=HOOKS)
 

@@ -54,12 +54,14 @@ class FileHistory:
         for name in self._since.keys() - now:
             self._end(name, version, at)
         for name in now - self._since.keys():
+            # It was added somewhere in the gap. A life that begins too early only keeps the file longer.
             self._since[name] = self.version + 1
         self.version = version
 
     def commit(self, version: int, actions: Sequence[tuple[str, bool]], at: float) -> None:
         """Apply the next version. `actions`: file names, with whether they are added, in the log's order."""
         assert version == self.version + 1, "a commit was left out"
+        # First all removals: a file that a commit removes and adds again is part of its version.
         for name, added in actions:
             if not added:
                 self._end(name, version, at)
@@ -141,6 +143,7 @@ def needless(names: Sequence[str], needed: Sequence[int]) -> list[str]:
     for version in needed:
         at = bisect_right(bases, version)
         spans.append((bases[at - 1] if at else 0, version))
+    # Versions after the newest needed one are needed as well, so the last span has no end.
     spans[-1] = (spans[-1][0], _ALL_LATER)
     return [
         name

@@ -99,6 +99,7 @@ class Bucket:
     @property
     def options(self) -> dict[str, str]:
         """Options of the library that delta-rs and obstore share. It reads others from the environment."""
+        # A commit is a PUT that fails if its key exists. All fencing relies on this.
         found = {"aws_conditional_put": "etag"}
         endpoint = self.endpoint or next(filter(None, map(os.environ.get, ENDPOINTS)), "")
         region = self.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
@@ -188,6 +189,7 @@ class ObjectStore:
     # --- logs: an object for each line
 
     def append(self, name: str, line: bytes) -> None:
+        # The listing may miss the newest lines. The conditional put decides who gets a number.
         number = max((_number_of(key) for key in self.names(name)), default=0)
         for at in range(number + 1, number + 1 + NUMBERS_MAX):
             if self.create(f"{name}/{at:020d}", line):
@@ -201,6 +203,7 @@ class ObjectStore:
 
     def lines(self, name: str) -> list[bytes]:
         known = self._read_lines.setdefault(name, {})
+        # Numbers of 20 digits each sort as text.
         names = sorted(self.names(name))
         for one in names:
             if one not in known:
@@ -254,6 +257,8 @@ class ObjectStore:
         """
         keys = self._keys(f"{folder}/_delta_log")
         check()
+        # Before the deletion: if the process is killed in between, the note says that the folder is
+        # discarded.
         self.create(f"{TRASH}/{uuid.uuid4().hex}", folder.encode())
         self.delete(keys)
 
@@ -268,6 +273,7 @@ class ObjectStore:
             for at in range(0, len(keys), DELETE_A_PIECE):
                 self.delete(keys[at : at + DELETE_A_PIECE])
                 yield
+            # The note last: a process that is killed before leaves it for the next one.
             self.delete([note])
             yield
 

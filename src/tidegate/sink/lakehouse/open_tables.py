@@ -68,6 +68,8 @@ class OpenTables:
         if entry is None:
             return None
         table, version, stamp = entry
+        # Without a takeover other processes may write. Then the open table is compared with the log: its
+        # commit must be the same file, and the last one.
         if not self._owned and (self._stamp(path, version) != stamp or self._follows(path, version)):
             self.drop(path)
             return None

@@ -142,6 +142,7 @@ class OwnTables:
         """Make this process the target's writer: see `Takeover.take`. Creates the target if it is new."""
         self.identity()
         self._takeover.take(name)
+        # These were noted before the takeover, when an earlier writer could still commit.
         self._versions.clear()
 
     def check_writer(self) -> None:
@@ -158,6 +159,7 @@ class OwnTables:
         with reading(self._store, path, version):
             table = self._tables.at(path, version)
             if version is None:
+                # A table that this process has neither written nor found has no version to compare.
                 known = self._versions.get(path, table.version())
                 if self._takeover.is_taken and path != SNAPSHOTS and known != table.version():
                     raise self._written_by_another(path, known + 1, "it was opened again")
@@ -186,6 +188,8 @@ class OwnTables:
                 why=f"its table property {MARK} is {found or 'missing'}, the target's is {self.identity()}",
                 fix="move it away and restore the target's own, or start a new target directory",
             )
+        # The word is read in the state on which the commit is based. A takeover after it is the next
+        # version, so that this commit fails.
         if path == SNAPSHOTS:
             self._takeover.refuse_replaced(table)
         return table

@@ -61,6 +61,7 @@ class Bounded:
 
 def snapshot_table(ts: int, rows: Sequence[SnapshotRow], position: str | None) -> pa.Table:
     """The rows of one snapshot, with the columns of `SNAPSHOT_SCHEMA`."""
+    # The last row has no table, only the position. So a snapshot without tables has a position, too.
     columns: list[list[Any]] = [
         [*(row.ts for row in rows), ts],
         [*(row.schema for row in rows), None],

@@ -43,6 +43,8 @@ class SnapshotTable:
         self._tables.identity()
         held = self._tables.held(SNAPSHOTS)
         with self._tables.writing(SNAPSHOTS) as table:
+            # A table that stayed open has this process's own newest commit. One that was opened again may
+            # have others.
             if table is not held:
                 self._refuse_others(table)
             delta_commit.append(table, snapshot_table(ts, rows, position))
@@ -146,6 +148,7 @@ class SnapshotTable:
     def _newest_ts(self, table: DeltaTable, at: int | None = None) -> int | None:
         """See `newest_ts`; reads only files that may hold it."""
         files = [one for one in bounds(table) if at is None or one.low is None or one.low <= at]
+        # Each file has a row at its lower bound, so the newest ts is at least the highest of these.
         least = max((one.low for one in files if one.low is not None), default=None)
         if least is not None:
             files = [one for one in files if one.high is None or one.high >= least]

@@ -169,6 +169,7 @@ class DiskStore:
             return False
         file.parent.mkdir(parents=True, exist_ok=True)
         fresh = file.with_suffix(".new")
+        # Under another name until its bytes are durable, so a crash never leaves a part of a file at `key`.
         with fresh.open("wb") as out:
             out.write(data)
             out.flush()
@@ -248,6 +249,7 @@ class DiskStore:
 
     def copy(self, source: str, target: str) -> None:
         """Creates a hard link, or a copy if the file system has no links."""
+        # A file never changes, so one that is there has these bytes.
         if (self.root / target).exists():
             return
         try:
@@ -258,6 +260,7 @@ class DiskStore:
     def discard(self, folder: str, check: Callable[[], object]) -> None:
         """Moves the folder to the trash. The lock of the directory keeps other writers out."""
         self.make_folder(TRASH)
+        # One rename: the table is there or not, and never a part of it.
         (self.root / folder).rename(self.root / TRASH / uuid.uuid4().hex)
 
     def discarded(self) -> Collection[str]:

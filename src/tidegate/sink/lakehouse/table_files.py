@@ -48,6 +48,8 @@ class TableFiles:
         self._history.forget(name for name in names if name not in here)
         yield from self._delete_data([name for name in names if name in here], needed[0])
         if not self._swept:
+            # A file may have been committed since `_read`. It must be known before files without a commit
+            # are looked for.
             self._catch_up(needed[0])
             yield from self._delete_data(self._unnamed_files(needed[0], data_before), needed[0])
         yield from self._delete(self._log, self._old_log(needed, log_before))
@@ -75,6 +77,8 @@ class TableFiles:
             else:
                 yield 0
                 continue
+            # There is no next commit: this is the end of the log, or a gap after which a checkpoint
+            # continues it.
             behind = [at for at in checkpoints(self._store.names(self._log)) if at > history.version]
             if not behind:
                 return
@@ -116,6 +120,7 @@ class TableFiles:
 
     def _delete(self, folder: str, names: Sequence[str]) -> Iterator[int]:
         for at in range(0, len(names), FILES_A_PIECE):
+            # Before each piece: a process that was replaced must not delete files of its successor.
             self._check()
             piece = names[at : at + FILES_A_PIECE]
             self._store.delete([f"{folder}/{name}" for name in piece])

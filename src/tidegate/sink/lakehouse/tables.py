@@ -134,6 +134,8 @@ class Lakehouse:
         Fatal if something that is not the target's is at this path, or the folder of another table whose name
         differs only in ways that the disk ignores: earlier releases used capital letters in folder names.
         """
+        # The table of snapshots comes first: without it a table with the mark would be one of a broken
+        # target.
         self._tables.identity()
         self.store.check_folder(path)
         if self.exists(path) and self._tables.is_own(path):
@@ -173,6 +175,7 @@ class Lakehouse:
         `version` is that of the source, None: its newest. Fatal if files of an older version were deleted.
         """
         held = self._tables.open(source, version)
+        # Checked before `create`, which would already empty the target slot.
         there = set(self.store.names(source))
         missing = [name for name in files_of(held) if name not in there]
         if missing:
@@ -185,6 +188,7 @@ class Lakehouse:
         schema = pa.schema(held.schema())
         self.create(target, schema)
         actions = delta_commit.files_with_counts(held)
+        # The files before the commit that names them.
         for action in actions:
             name = unquote(action.path)
             if self.store.shared:
@@ -199,6 +203,8 @@ class Lakehouse:
         table = self._tables.found(path)
         if table.version() == version:
             return False
+        # A restore is a version of its own, so after a crash the newest version differs although the rows
+        # are right.
         if delta_commit.is_restored(table, version):
             return False
         self.check_writer()

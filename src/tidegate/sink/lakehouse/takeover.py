@@ -86,6 +86,7 @@ class Takeover:
         """
         mine = Writer.of_this_process(name)
         for _ in range(TAKEOVERS):
+            # A table that is open may be old, and then the commit below would fail each time.
             self._tables.drop(SNAPSHOTS)
             with reading(self._store, SNAPSHOTS):
                 table = self._tables.newest(SNAPSHOTS)
@@ -105,8 +106,12 @@ class Takeover:
                         commit_properties=ONCE,
                         post_commithook_properties=HOOKS,
                     )
+            # Another process has committed this version. It may be a takeover of another consumer, so all
+            # is read again.
             except CommitFailedError:
                 continue
+            # With this commit every other writer is fenced, so the table stays the newest state until this
+            # process commits.
             self._tables.begin_owned(SNAPSHOTS, table)
             self._writer = mine
             return

@@ -106,6 +106,7 @@ def present(rows: int, ops: int, lacking: int) -> Any:
 @inline
 def filled(valid: Any, row: int) -> int:
     """-1 if the row of the tile has a value, otherwise 0."""
+    # 0 - 1 wraps around to all ones, which keep a word in an AND.
     return I64(_NONE - ((valid >> U64(row)) & _ONE))
 
 
@@ -114,6 +115,7 @@ def not_null(rows: int, sizes: int, step: int) -> Any:
     """A bit for each row of a tile: whether its cell is not NULL; step: bytes between rows."""
     bits = _NONE
     for i in range(rows):
+        # NULL is the only negative size, so its sign bit decides without a branch.
         bits |= (~U64(I64(load_i32(sizes + step * i))) >> U64(63)) << U64(i)
     return bits
 
@@ -190,6 +192,7 @@ def measure(
                 total = 0
                 for i in range(rows):
                     size = I64(load_i32(sizes + 4 * stride * i))
+                    # Both masks are 0 or all ones: a NULL and a row without the image add nothing.
                     total += size & ~(size >> 63) & filled(held, i)
                 store_u64(line + USED_AT, load_i64(line + USED_AT) + total)
     at = 0
@@ -207,7 +210,9 @@ def measure(
                 load_i64(line + USED_AT) * load_i64(line + GROWTH_AT)
                 + load_i64(line + LONGEST_AT) * row_count
             )
+            # The spare bytes take what the last text overwrites: `put_text` copies at least 64 bytes.
             at = aligned(at + text + _SPARE)
+            # From here on USED counts the bytes that `fill` has written.
             store_u64(line + USED_AT, 0)
     return at
 
@@ -258,6 +263,8 @@ def fill_fixed(line: int, kind: int, body: int, tile: Tile, months: int) -> Any:
     lost = _NONE
     if kind == WORD8:
         for i in range(rows):
+            # The cell of a row without a value may never have been written, so its word is masked and not
+            # copied.
             store_u64(data + 8 * (first + i), load_i64(words + step * i) & filled(valid, i))
     elif kind == WORD4:
         for i in range(rows):
@@ -299,6 +306,7 @@ def fill_fixed(line: int, kind: int, body: int, tile: Tile, months: int) -> Any:
             packed = load_i64(words + step * i)
             moment = month_line(packed, months)
             day = day_of(packed, moment)
+            # The shift keeps the sign: days before 1970 are negative.
             days = (moment >> 8) + day
             if day < 0:
                 lost |= _ONE << U64(i)
@@ -324,6 +332,7 @@ def fill_bytes(line: int, body: int, tile: Tile, safe_from: int, safe_to: int) -
         store_u32(ends + 4 * i, end)
     store_u64(line + USED_AT, end)
     left = valid
+    # In the order of rows: the next copy replaces what this one writes too much.
     while left != _NONE:
         i = I64(cttz64(left))
         size = I64(load_i32(sizes + 4 * stride * i))
@@ -342,6 +351,7 @@ def fill_text(line: int, kind: int, body: int, tile: Tile, stack: int) -> Any:
     out = text + load_i64(line + USED_AT)
     argument = load_i64(line + ARGUMENT_AT)
     count = load_i64(line + ELEMENTS_AT)
+    # Vectors have offsets in elements of four bytes, all others in bytes.
     unit = 0 if kind <= SET else 2
     lost = _NONE
     for i in range(rows):
@@ -356,6 +366,7 @@ def fill_text(line: int, kind: int, body: int, tile: Tile, stack: int) -> Any:
             elif kind == JSON:
                 out = put_json(out, word, size, stack)
             elif kind == ENUM:
+                # Unsigned, so that a negative number has no name either.
                 if U64(word) > U64(count):
                     lost |= bit
                 elif word > 0:
@@ -403,6 +414,7 @@ def fill(row_count: int, lines: int, columns: int, source: Source, memory: Memor
                 fill_bytes(line, body, tile, memory.safe_from, memory.safe_to)
             else:
                 lost = fill_text(line, kind, body, tile, memory.stack)
+            # Only rows with a value can lose it, so the XOR removes exactly these.
             valid ^= lost
             store_u32(body + load_i64(line + VALID_AT) + first // 8, valid)
             store_u64(line + LOST_AT, load_i64(line + LOST_AT) + I64(ctpop64(lost)))

@@ -255,6 +255,7 @@ def small_unscaled(addr: int, integer: int, frac: int) -> int:
         size = BYTES_OF_DIGITS[tail]
         at += size
         value = value * POWERS_OF_TEN[tail] + (word_before(at, size, flip) ^ (sign << (8 * size - 8)))
+    # With -1 this is the negation of two's complement, with 0 the value itself.
     return (value ^ flip) - flip
 
 
@@ -266,6 +267,7 @@ def put_unscaled(out: int, addr: int, scale: int) -> bool:
     if frac > scale or integer + scale > _SMALL_DIGITS:
         return unscaled(addr, scale, out)
     value = small_unscaled(addr, integer, frac)
+    # At most `_SMALL_DIGITS` digits in all, so no product overflows.
     for _ in range(scale - frac):
         value *= 10
     store_u64(out, value)

@@ -141,6 +141,8 @@ def _clmul(builder: Any, block: Any, constant: tuple[int, int], halves: int) -> 
 def _shifted(builder: Any, block: Any, head: Any) -> Any:
     """The first `head` (below 16) bytes of a block moved to its end, with zeros before them."""
     bytes_of = ir.ArrayType(_I8, 32)
+    # PSHUFB writes a zero for an index with its high bit. A mask that begins at `head` has 16 - `head` of
+    # these, and then the first `head` bytes of the block.
     order = ir.Constant(bytes_of, [ir.Constant(_I8, at) for at in (*[0x80] * 16, *range(16))])
     table = cgutils.global_constant(builder.module, "tidegate_shift", order)
     mask = builder.load(builder.bitcast(builder.gep(table, [_word(0), head]), _BYTES.as_pointer()))
@@ -159,6 +161,8 @@ def _stepped(builder: Any, state: Any, data: Any, by: tuple[int, int]) -> Any:
 def _fold(typingctx: Any, register: Any, addr: Any, size: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         register, addr, size = args
+        # Zeros before the first bytes do not change the remainder. So the odd bytes come first, as a block
+        # with zeros before them, and only whole blocks follow.
         head = builder.and_(size, _word(15))
         first = builder.xor(_load_block(builder, addr), _block(builder, register, _word(0)))
         state = _shifted(builder, first, head)

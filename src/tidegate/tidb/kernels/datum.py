@@ -106,6 +106,7 @@ def json_size(addr: int, room: int, scratch: int) -> int:
     head = 1 if code == STRING else 2
     used = read_uvarint(addr + head, room - head, scratch)
     size = load_i64(scratch)
+    # The size alone is compared, so that the sum below cannot wrap around. The caller compares the sum.
     if used < 0 or size < 0 or size > room:
         return -1
     return head + used + size
@@ -162,6 +163,7 @@ def read_datum(
                 word = unzigzag(word)
         elif (flag == FLAG_INT or flag == FLAG_UINT or flag == FLAG_DURATION) and room >= 8:
             used = 8
+            # The sign of a signed number is inverted in a key, so that the bytes sort as the numbers do.
             bits = bswap64(load_u64(addr))
             word = I64(bits) if flag == FLAG_UINT else I64(bits ^ SIGN)
         # Above 2**63 - 1, which does not fit a signed column.

@@ -168,6 +168,7 @@ def scalar_size(code: int, addr: int, room: int) -> int:
     if code == LITERAL:
         return 1 if room >= 1 and load_u8(addr) <= _FALSE else -1
     if code == STRING or code == OPAQUE:
+        # An OPAQUE has the MySQL type before its length.
         head = 1 if code == OPAQUE else 0
         used = uvarint_size(addr + head, room - head)
         if used < 0:
@@ -242,6 +243,7 @@ def json_ok(addr: int, size: int, stack: int) -> bool:
             if i == count:
                 depth -= 1
                 continue
+            # All heads of the container are inside the value: that was checked when it was entered.
             store_u64(frame + FRAME_NEXT, i + 1)
             entry = addr + base + CONTAINER_HEAD + _VALUE_ENTRY * i
             if members & 1:
@@ -249,10 +251,12 @@ def json_ok(addr: int, size: int, stack: int) -> bool:
                 entry += _KEY_ENTRY * count
                 length = I64(load_u16(key + _KEY_SIZE_AT))
                 left -= length
+                # An empty key may have any offset, because none of its bytes is read.
                 if left < 0 or (length > 0 and base + I64(load_u32(key)) + length > size):
                     return False
             code = I64(load_u8(entry))
             at = I64(load_u32(entry + 1))
+            # A literal is in its entry itself, where other values have their offset.
             if code == LITERAL:
                 if at & 0xFF > _FALSE:
                     return False

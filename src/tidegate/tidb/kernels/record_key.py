@@ -44,6 +44,7 @@ def parse_keys(key_count: int, ends: int, keys: int, tables: int, handles: int, 
         if size >= HANDLE_AT and load_u8(key) == _TABLE and load_u16(key + _MARK_AT) == _INDEX_LE:
             length = NO_ROW
         elif size >= _RECORD_KEY and load_u8(key) == _TABLE and load_u16(key + _MARK_AT) == _RECORD_LE:
+            # Signed numbers in keys have an inverted sign, so that the bytes sort as the numbers do.
             table = I64(bswap64(load_u64(key + _ID_AT)) ^ SIGN)
             length = size - HANDLE_AT
             if length == INT_HANDLE_BYTES:

@@ -211,6 +211,7 @@ def decode_rows(
             if load_u8(addr) == V2:
                 if length > 1 and load_u8(addr + FLAGS_AT) & LARGE != 0:
                     wrong = decode_v2(addr, length, 1, plan, columns, context, words, sizes)
+                # `decode_small` has one bit for each column in a word.
                 elif columns <= MOST_LINES:
                     wrong = decode_small(addr, length, plan, columns, context, words, sizes)
                 else:

@@ -130,6 +130,8 @@ def decode_handle(plan: int, columns: int, context: int) -> bool:
             free += max(load_i32(handle_sizes + 4 * k), 0)
         at += used
     store_u64(context + CONTEXT_FREE, free)
+    # TiDB pads a common handle of fewer than 9 bytes with zeros (`NewCommonHandle` in TiDB's
+    # pkg/kv/key.go).
     while at < size:
         if load_u8(key + at) != 0:
             return False

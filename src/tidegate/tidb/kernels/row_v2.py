@@ -167,6 +167,8 @@ def decode_v2(
                 return fault(code, 0)
     if not tail_ok(flags, data + start, room - start):
         return fault(CHECKSUM_FAULT, data + start - value)
+    # A column whose id is in both lists was taken from the first one. Its id then counts as unknown in the
+    # second, so it is found here.
     if unknown_ids > 0 and not lists_apart(ids, filled, null_ids, nulls, large):
         return fault(ORDER_FAULT, ROW_HEAD)
     return 0

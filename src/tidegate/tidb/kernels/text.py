@@ -193,6 +193,7 @@ def load_word(addr: int, size: int) -> int:
 def decimal_word(digits: int, at: int, size: int, flip: int) -> int:
     """The word of `size` bytes at offset `at` of the digits; `flip` is -1 for a negative number, else 0."""
     word = load_word(digits + at, size)
+    # The first bit of the digits is inverted, so that the bytes of decimals sort as the numbers do.
     if at == 0 and size > 0:
         word ^= 0x80 << (8 * size - 8)
     return (word ^ flip) & ((1 << (8 * size)) - 1)
@@ -244,6 +245,7 @@ def put_decimal(out: int, addr: int, length: int) -> int:
         tail = frac % 9
         if tail > 0:
             word = decimal_word(digits, at, BYTES_OF_DIGITS[tail], flip)
+            # Eight digits are written, and the first `tail` of them count.
             put_eight(out, word * POWERS_OF_TEN[8 - tail])
             seen |= word
             out += tail
@@ -268,6 +270,7 @@ def put_date(out: int, packed: int) -> int:
     if year > 9999:
         out = put_small(out, year)
     else:
+        # Eight digits, of which the year is the first four.
         put_eight(out, year * 10000)
         out += 4
     store_u8(out, MINUS)
@@ -282,6 +285,7 @@ def put_fraction(out: int, micros: int, fsp: int) -> int:
     if fsp <= 0:
         return out
     store_u8(out, POINT)
+    # Eight digits, of which the fraction has the first six.
     put_eight(out + 1, micros * 100)
     return out + 1 + fsp
 

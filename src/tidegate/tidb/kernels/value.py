@@ -116,6 +116,7 @@ def decimal_ok(addr: int, size: int) -> bool:
     frac = I64(load_u8(addr + 1))
     if precision >= _SHAPES_SIDE or frac >= _SHAPES_SIDE:
         return False
+    # The index is inside the array. A fraction longer than the precision has the shape 0, which is no size.
     shape = I64(_SHAPES[precision * _SHAPES_SIDE + frac])
     if shape & 0xFF != size:
         return False

@@ -175,6 +175,7 @@ def packed_of_seconds(seconds: int, micros: int) -> int:
     days = seconds // 86400
     clock = seconds - days * 86400
     days += 719468
+    # Years from March on, so that the leap day is the last one (Howard Hinnant's civil_from_days).
     era = days // 146097
     day = days - era * 146097
     year = (day - day // 1460 + day // 36524 - day // 146096) // 365

@@ -121,6 +121,7 @@ class Channel:
         """Queue a resolved mark, unless the quota is used up; `alone`: it is a whole message."""
         with self._changed:
             size = len(mark) + EVENT_OVERHEAD
+            # A mark may be dropped, because a later one says more.
             if not self._closed and self._bytes + size <= self._quota and self._budget.has_room(size):
                 self._push(mark, size, alone)
 

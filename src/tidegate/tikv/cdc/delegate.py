@@ -217,6 +217,8 @@ class Delegate:
                     continue
                 mine = row
                 if lock_ts is not None:
+                    # A rollback need not leave a record (`commit.make_rollback`). The client still has the
+                    # prewrite, so it gets a row. `locked_by` is asked before `track` removes the lock.
                     if not lock_ts and row is None:
                         mine = _silent_rollback(key, downstream.resolver.locked_by(key))
                     if not downstream.resolver.track(key, lock_ts, is_large):
@@ -251,6 +253,8 @@ class Delegate:
                     unlocked.append(key)
                 else:
                     seen[key] = _on_lock(key, *shapes.split(value), long_values, old_values)
+            # Versions and values are removed by GC and by rollbacks. A rollback has another change, which is
+            # sent.
             elif value is None:
                 continue
             elif cf == mvcc.WRITE:
@@ -266,7 +270,9 @@ class Delegate:
                 if self.has_raw and key[0] == _RAW:
                     seen[user] = (user, raw_row(user, keys.version_of(key), value), None, 0, True, False)
                 else:
+                    # A command writes the value before the lock or record that needs it.
                     long_values[user] = value
+        # After all changes: the removal of a lock may come before or after the record that replaces it.
         for key in unlocked:
             before = seen.get(key)
             row, source = (None, 0) if before is None else (before[1], before[3])
@@ -287,15 +293,21 @@ def _on_lock(
     is_large = lock.generation > 0
     if lock.kind == mvcc.KIND_PUT:
         found = long_values.get(key) if short is None else short
+        # The lock was only rewritten, for example with a higher min_commit_ts. Its row was sent when it was
+        # written.
         if found is None:
             return key, None, lock.start_ts, 0, False, is_large
         new = found
+    # Another transaction may have committed between start_ts and for_update_ts. The lock replaces that
+    # version.
     old = old_values.before(key, max(lock.start_ts, lock.for_update_ts))
     return key, prewrite_row(key, lock, new, old), lock.start_ts, lock.txn_source, False, is_large
 
 
 def _on_write(user: bytes, key: bytes, write: mvcc.Write, short: bytes | None) -> Seen | None:
     raw, ts = keys.decode(user), keys.version_of(key)
+    # A rollback has marked the record of another transaction, whose commit_ts is the start_ts that is
+    # rolled back. Only the rollback is new.
     if write.gc_fence is not None:
         return user, wire.row(wire.ROLLBACK, 0, ts, 0, raw), None, 0, False, False
     if write.kind == mvcc.KIND_ROLLBACK:

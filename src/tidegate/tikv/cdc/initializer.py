@@ -58,8 +58,10 @@ def scan_locks(
         for key, lock in snapshot.locks_in(view, downstream.start, downstream.end):
             if not lock.is_data():
                 continue
+            # Before the filter: a lock whose row is not sent holds the resolved ts back as well.
             found[key] = lock.start_ts
             size += len(key) + LOCK_OVERHEAD
+            # The limit of the resolver, which would refuse these locks after the whole scan.
             if size > LOCKS_BYTES_MAX:
                 raise CongestedError
             if lock.generation:
@@ -135,6 +137,8 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
             continue
         if stored[-keys.TS_BYTES :] != stamp:  # decoded once, because the keys of a transaction share it
             stamp, commit_ts = stored[-keys.TS_BYTES :], keys.version_of(stored)
+        # Versions of a key come from the newest on. No row waits for an old value, so the rest of the key
+        # is not needed.
         if waiting is None and commit_ts <= checkpoint:
             done = True
             continue
@@ -148,6 +152,7 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
             old = short if _is_visible(view, key, write, waiting[0] - 1) else b""
             yield committed_row(key, *waiting, old or b"")
             waiting = None
+        # It was read only as the old value of the version above it.
         if commit_ts <= checkpoint:
             done = True
         elif not write.txn_source or downstream.wants(write.txn_source):

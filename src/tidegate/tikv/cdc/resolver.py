@@ -55,6 +55,8 @@ class Resolver:
 
         Returns False if the tracked locks exceed LOCKS_BYTES_MAX.
         """
+        # All changes that come are newer than the scan's snapshot (`Scans._capture`). They wait for its
+        # locks, on top of which they must be applied.
         if self._replay is not None:
             self._replay.append((key, start_ts, is_large))
             self._bytes += len(key) + LOCK_OVERHEAD
@@ -82,6 +84,7 @@ class Resolver:
         transactions.
         """
         replay, self._replay = self._replay, None
+        # The replayed changes were counted until now; `_set` counts the locks that remain.
         self._bytes = 0
         assert replay is not None
         for key, start_ts in scanned.items():
@@ -121,12 +124,16 @@ class Resolver:
             self._counts[start_ts] = count + 1
             if is_large:
                 self._large.add(start_ts)
+            # Once for each transaction, however many keys it locks.
             elif not count:
                 heapq.heappush(self._heap, start_ts)
 
     def _oldest(self, otherwise: int) -> int:
         heap = self._heap
+        # Removed here and not in `_set`, because only the smallest entry of a heap can be removed cheaply.
         while heap and (heap[0] not in self._counts or heap[0] in self._large):
             heapq.heappop(heap)
         oldest = heap[0] if heap else otherwise
+        # It may commit at min_commit_ts itself, so the resolved ts stays below. A small transaction commits
+        # above its start_ts.
         return min([oldest, *(self._min_commit_ts(ts) - 1 for ts in self._large)]) if self._large else oldest

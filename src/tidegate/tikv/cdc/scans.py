@@ -82,6 +82,7 @@ class Scans:
             locks, large = initializer.scan_locks(downstream, snapshot, self._faults, self.limiter)
             self._queue_task(lambda: self._locks_scanned(downstream, locks, large))
             initializer.scan_versions(downstream, snapshot, self._faults, self.limiter)
+            # After the last version is in the channel, so no resolved ts comes before the rows of the scan.
             self._queue_task(lambda: _in_step(downstream))
         except initializer.StoppedError:
             return
@@ -114,6 +115,8 @@ class Scans:
                 ready.put(found)
                 return
             region = self._registrations.leads(downstream.region.id, downstream.region.version)
+            # Queued on the apply thread, between two rounds. So the endpoint has handled all earlier
+            # commands when it runs this task, and no later one.
             if isinstance(region, Region):
                 self._queue_task(lambda: initializing(found))
             else:

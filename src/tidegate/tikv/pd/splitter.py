@@ -35,6 +35,7 @@ def middle(engine: Engine, region: Region) -> bytes | None:
         total += size
         if seen % every == 0:
             samples.append((key, total))
+            # Every second sample goes, so their number has a bound whatever the region's size.
             if len(samples) > 2 * SAMPLES:
                 samples = samples[::2]
                 every *= 2

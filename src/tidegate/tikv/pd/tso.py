@@ -71,6 +71,8 @@ class Tso:
         # All of them must be in one millisecond, because clients subtract from the logical part of the last.
         if timestamp.physical_ms(last) != timestamp.physical_ms(last - count + 1):
             last = timestamp.compose(timestamp.physical_ms(last)) + count
+        # Durable before a ts from it is given out: after a crash the TSO begins at the bound, above all
+        # that it gave out.
         if last >= self._bound:
             self._store(timestamp.compose(timestamp.physical_ms(last) + AHEAD_MS))
         self._last = last

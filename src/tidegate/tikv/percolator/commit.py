@@ -69,6 +69,7 @@ class _Committer:
     def __init__(self, commit_ts: int, announced: Announced, changes: list[Change]) -> None:
         self._commit_ts = commit_ts
         self._announced = announced
+        # One comparison for the whole request; only if it fails is each key asked.
         self._is_above_all = commit_ts > announced.highest
         self._changes = changes
         self._shapes = mvcc.LockShapes()
@@ -165,6 +166,7 @@ def _rollback_key(
     if lock is not None and lock.start_ts == start_ts:
         if current_ts and not is_expired(lock, current_ts):
             raise locked(raw, lock)
+        # The rollback of a primary decides the transaction, so no later rollback may collapse it.
         rollback_lock(reader, key, lock, changes, lock.primary == raw or lock.generation > 0)
         return
     record = reader.record_of(key, start_ts)
@@ -215,6 +217,7 @@ def make_rollback(
 
 def _collapse(reader: MvccReader, key: bytes, start_ts: int, changes: list[Change]) -> None:
     """Remove an unprotected rollback record directly below the new one, because it is redundant."""
+    # There is no ts below 0.
     if not start_ts:
         return
     below = reader.newest_write(key, start_ts - 1)

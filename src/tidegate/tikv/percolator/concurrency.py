@@ -46,6 +46,7 @@ class ConcurrencyManager:
 
     def update_max_ts(self, ts: int) -> None:
         """Raise max_ts: writes published later commit above `ts`. TS_MAX is no time and is ignored."""
+        # Looked at without the mutex first, because max_ts only rises.
         if self._max_ts < ts != TS_MAX:
             with self._mutex:
                 self._max_ts = max(self._max_ts, ts)
@@ -57,6 +58,8 @@ class ConcurrencyManager:
         latches of the keys, and calls `release` when the write is applied or has failed.
         """
         with self._mutex:
+            # In one critical section with the locks: a reader that has raised max_ts before gets a commit
+            # above its ts, and one that raises it afterwards finds the locks.
             ts = max(self._max_ts + 1, floor)
             if ceiling and ts > ceiling:
                 return None
@@ -94,6 +97,8 @@ class ConcurrencyManager:
 
     def min_lock_ts(self, otherwise: int) -> int:
         """The smallest start_ts of the writes in progress; `otherwise` if it is smaller or there are none."""
+        # Without the mutex: the caller has raised max_ts, so locks that are published from now on commit
+        # above it.
         if not self._locks and not self._held:
             return otherwise
         with self._mutex:

@@ -55,6 +55,7 @@ def lock_first(reader: MvccReader, key: bytes, version: int, start_ts: int) -> l
 def rewrite(reader: MvccReader, key: bytes, version: int, start_ts: int, commit_ts: int) -> list[Change]:
     """The record that restores a key's value at `version`; none if the value has not changed."""
     newest = reader.newest_data(key, keys.TS_MAX)
+    # A key that an earlier attempt has rewritten has this start_ts already.
     if newest is None or newest[0] <= version or newest[1].start_ts == start_ts:
         return []
     value = reader.value_at(key, version)

@@ -127,6 +127,7 @@ def _check_newer(
     if newest is None:
         return 0
     commit_ts, write = newest
+    # The records of a transaction are at its start_ts or above. If the newest one is below, it has none.
     if commit_ts >= request.start_version:
         record = reader.record_of(key, request.start_version)
         if record.is_rolled_back():

@@ -144,6 +144,8 @@ class _Prewriter:
     def check(self, index: int, mutation: pb.Mutation, key: bytes) -> None:
         """Check one key and note what to write; raises `RefusedError`."""
         stored = self._reader.stored_lock(key)
+        # Nothing below could refuse such a key: it has no lock, no constraint, and no record from start_ts
+        # on. Its old value is known without a look only if it has no record at all.
         if (
             stored is None
             and self._plain
@@ -182,6 +184,8 @@ class _Prewriter:
         if op != pb.CheckNotExists:
             self._entries.append((key, raw, _KINDS[op], mutation.value, held))
         elif self._concurrency is not None:
+            # The check leaves no lock behind. With a higher max_ts, no async commit can add the key at or
+            # below start_ts later.
             self._concurrency.update_max_ts(self._start_ts)
 
     def _replaces(self, raw: bytes, held: Lock) -> bool:
@@ -222,6 +226,7 @@ class _Prewriter:
 
     def _seen(self, key: bytes, newest: Newest | None) -> Newest | None:
         """The version that this transaction sees, usually the newest record."""
+        # A one-phase commit gets its ts only below, above all records, so it replaces the newest version.
         at = keys.TS_MAX if self._one_pc else max(self._start_ts, self._for_update_ts)
         if newest is None or (newest[0] <= at and newest[1].is_data() and not newest[1].gc_fence):
             return newest
@@ -295,6 +300,8 @@ class _Prewriter:
             response = pb.PrewriteResponse(one_pc_commit_ts=choice.ts)
             return Outcome(response, self._changes, self._old_values, True, published=choice.keys)
         self._put_locks(common._replace(min_commit_ts=choice.ts, secondaries=()))
+        # Keys that an earlier attempt has locked have a min_commit_ts of their own. The client must not
+        # commit below any.
         least = max([choice.ts, *(lock.min_commit_ts for lock in self._repeated)])
         response = pb.PrewriteResponse(min_commit_ts=least)
         return Outcome(response, self._changes, self._old_values, published=choice.keys)
@@ -319,6 +326,7 @@ class _Prewriter:
         by_kind = {
             kind: shown._replace(kind=kind) for kind in (mvcc.KIND_PUT, mvcc.KIND_DELETE, mvcc.KIND_LOCK)
         }
+        # A reader may have pushed the min_commit_ts of a lock that is replaced.
         floor = max([floor, *(held.min_commit_ts for *_, held in self._entries if held is not None)])
         return self._concurrency.publish(
             ((key, by_kind[kind]) for key, _, kind, *_ in self._entries), floor, request.max_commit_ts
@@ -332,6 +340,7 @@ class _Prewriter:
             if held is not None:
                 own = mvcc.lock_tail(self._merged(common, raw, held))
                 head = mvcc.lock_head(kind, common.primary, self._start_ts, max(common.ttl, held.ttl))
+                # Before the new value, which has the same key if it is long as well.
                 if held.kind == mvcc.KIND_PUT and held.short_value is None:
                     changes.append((mvcc.DEFAULT, keys.versioned(key, self._start_ts), None))
             else:

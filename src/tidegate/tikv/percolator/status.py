@@ -25,6 +25,7 @@ def check_txn_status(
     concurrency: ConcurrencyManager | None = None,
 ) -> Outcome[pb.CheckTxnStatusResponse]:
     """The state of a transaction, from its primary key; rolls it back if it has expired."""
+    # Before the lock is read: a transaction that chooses its commit ts from here on gets one above these.
     if concurrency is not None:
         for ts in (request.lock_ts, request.caller_start_ts, request.current_ts):
             concurrency.update_max_ts(ts)
@@ -47,9 +48,11 @@ def _check_lock(
     raw: bytes = request.primary_key
     if request.verify_is_primary and lock.primary != raw:
         raise RefusedError(pb.KeyError(primary_mismatch=pb.PrimaryMismatch(lock_info=lock_info(raw, lock))))
+    # The primary alone does not decide an async commit; the caller must check the secondaries.
     if lock.secondaries is not None and not request.force_sync_commit:
         return pb.CheckTxnStatusResponse(lock_ttl=lock.ttl, lock_info=lock_info(raw, lock))
     if is_expired(lock, request.current_ts):
+        # Without a record of a rollback, the transaction can lock the key again.
         if lock.kind == mvcc.KIND_PESSIMISTIC and request.resolving_pessimistic_lock:
             changes.append((mvcc.LOCK, key, None))
             return pb.CheckTxnStatusResponse(action=pb.TTLExpirePessimisticRollback)
@@ -57,6 +60,7 @@ def _check_lock(
         return pb.CheckTxnStatusResponse(action=pb.TTLExpireRollback)
     action = pb.NoAction
     if lock.min_commit_ts:
+        # A read without a ts of its own, so there is nothing above which the commit could be pushed.
         if request.caller_start_ts == keys.TS_MAX:
             action = pb.MinCommitTSPushed
         elif request.caller_start_ts >= lock.min_commit_ts:
@@ -108,6 +112,7 @@ def check_secondary_locks(
             locks.append(lock_info(raw, lock))
             continue
         record = reader.record_of(key, request.start_version)
+        # A pessimistic lock: the key was never prewritten, so the transaction cannot have committed here.
         if own:
             changes.append((mvcc.LOCK, key, None))
         if record.is_committed():

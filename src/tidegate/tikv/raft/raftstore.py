@@ -163,6 +163,8 @@ class Raftstore:
                 if not captures and not commands:
                     return
                 self._changed.notify_all()
+            # Captures first: a snapshot has what earlier rounds have applied, and observers see all that
+            # follows.
             if captures:
                 self._capture(captures)
             if commands:
@@ -186,6 +188,8 @@ class Raftstore:
         for command in self._queue:
             if total and total + len(command.changes) > ROUND_CHANGES_MAX:
                 break
+            # An admin command is a round of its own, because it changes the table against which the others
+            # are checked.
             if command.admin is not None and taken:
                 break
             taken += 1
@@ -221,6 +225,7 @@ class Raftstore:
         error: Exception | None = self._failure
         if error is None:
             try:
+                # The engine counts each change and each range, so this is its sequence after the command.
                 index = self.engine.sequence
                 for command in commands:
                     index += len(command.changes) + len(command.ranges)
@@ -235,6 +240,8 @@ class Raftstore:
                     # One by one, because a batch empties all its ranges before any of its changes.
                     for command in commands:
                         self._write([command])
+                # Durable before observers see it: a client of CDC must not have a change that a crash can
+                # undo.
                 self.engine.sync()
                 self._observe(commands)
             except Exception as failure:
@@ -260,6 +267,8 @@ class Raftstore:
             self.engine.sync()
             self._observe([command])
             members = list(self.members.values())
+            # Before the table changes, because from then on the new leader serves requests, and its max_ts
+            # must have risen.
             for member in members:
                 member.will_change(change)
             self.regions.replace(change.before, change.now)

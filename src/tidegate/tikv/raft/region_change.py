@@ -69,6 +69,7 @@ def split(region: Region, at: Sequence[bytes], new_id: NewId) -> RegionChange:
         )
     version = region.version + len(cuts)
     parts = []
+    # The rightmost part keeps the id, as in TiKV with `right-derive-when-split`, which is the default.
     for start, end in zip([region.start, *cuts[:-1]], cuts, strict=True):
         number = new_id()
         peers = tuple(Peer(new_id(), peer.store_id, peer.role) for peer in region.peers)
@@ -121,6 +122,7 @@ def commit_merge(source: Region, target: Region) -> RegionChange:
     """The second half of a merge: the target gets the source's keys, and the source ceases to exist."""
     assert source.merging == target.id
     low, high = (source, target) if source.start < target.start else (target, source)
+    # Above both, so that requests for either of the old regions are refused.
     version = max(source.version, target.version) + 1
     now = replace(target, start=low.start, end=high.end, version=version)
     return RegionChange(CommandKind.COMMIT_MERGE, (target, source), (now,))

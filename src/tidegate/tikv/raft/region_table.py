@@ -120,6 +120,8 @@ class RegionTable:
         if peer.id and region.leader_peer is not None and peer.id != region.leader_peer.id:
             wrong = errorpb_pb2.MismatchPeerId(request_peer_id=peer.id, store_peer_id=region.leader_peer.id)
             return errorpb_pb2.Error(message="this store's peer has another id", mismatch_peer_id=wrong)
+        # As in TiKV's `check_term` (components/raftstore/src/store/util.rs), a term that is one behind is
+        # accepted.
         if context.term and context.term + 1 < region.term:
             return stale_command()
         if context.region_epoch.version != region.version:

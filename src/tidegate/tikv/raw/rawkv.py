@@ -160,6 +160,8 @@ class RawKv:
             if next_ts is None:
                 return decide(self._engine, 0)
             try:
+                # Held before the version's ts is requested. A resolved ts above that ts is requested later
+                # still, so it finds the hold.
                 hold.append(self._concurrency.hold(next_ts()))
                 ts = next_ts()
             except Retryable:

@@ -145,6 +145,8 @@ class Flashback:
         changes = [
             change
             for key in batch
+            # The first key is committed last, by its lock. Until then a repeated request finds that the
+            # flashback is not done.
             if key != first
             for change in decisions.rewrite(reader, key, request.version, request.start_ts, request.commit_ts)
         ]

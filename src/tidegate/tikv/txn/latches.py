@@ -33,6 +33,8 @@ class Latches(Generic[T]):
         """Whether the task may run now; otherwise a later `release` returns it when it may."""
         keys = task.keys
         with self._mutex:
+            # Not past a waiting task that needs one of these keys. Otherwise a task with many keys could
+            # wait for ever.
             if self._held.isdisjoint(keys) and (
                 not self._waiting or all(frozenset(w.keys).isdisjoint(keys) for w in self._waiting)
             ):

@@ -91,10 +91,12 @@ class LockWaiting:
             waiter.edge = edge
             self._waiting += 1
             self._queues.setdefault(waiter.blocked.key, []).append(waiter)
+            # The number keeps the heap from comparing waiters, which have no order.
             heapq.heappush(self._deadlines, (waiter.deadline, next(self._numbers), waiter))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._time_out, name="lock-waiting", daemon=True)
                 self._thread.start()
+            # A waiter that is gone leaves the heap only here or at its deadline.
             if len(self._deadlines) > 2 * WAITERS_MAX:
                 self._deadlines = [each for each in self._deadlines if not each[2].gone]
                 heapq.heapify(self._deadlines)

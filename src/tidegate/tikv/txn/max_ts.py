@@ -40,6 +40,7 @@ class MaxTsSync:
             return False
         self._concurrency.update_max_ts(ts)
         with self._mutex:
+            # Otherwise the region was lost and taken again in the meantime, and needs a newer ts.
             if self._waiting.get(region_id) is mark:
                 del self._waiting[region_id]
         return True

@@ -100,6 +100,8 @@ class Scheduler:
             task.answer(None, error)
             return
         if task.patience is not None:
+            # Parked while the latches are held. The lock cannot be released in between, because that takes
+            # the same latch.
             if outcome.blocked is not None and self._park(task, task.patience, outcome):
                 self._release(task)
                 return
@@ -111,6 +113,7 @@ class Scheduler:
             return
 
         def applied(error: Exception | None) -> None:
+            # Only now: a reader must find the lock in memory until it can find what was written.
             if outcome.published:
                 self._concurrency.release(outcome.published)
             self._release(task)

@@ -37,6 +37,7 @@ class SnapshotReader:
     def __init__(
         self, view: View, ts: int, context: pb.Context, concurrency: ConcurrencyManager | None = None
     ) -> None:
+        # Before anything is read: a transaction that chooses its commit ts from here on gets a higher one.
         if concurrency is not None:
             concurrency.update_max_ts(ts)
         self._concurrency = concurrency
@@ -50,6 +51,7 @@ class SnapshotReader:
     def get(self, raw: bytes) -> Found:
         """Read one raw key."""
         key = keys.encode(raw)
+        # The lock in memory first: it is released only when the stored lock or record can be read.
         held = None if self._concurrency is None else self._concurrency.lock(key)
         if held is not None and self._meets(raw, held):
             return Found(None, held)
@@ -133,10 +135,12 @@ class SnapshotReader:
 
 
 def _next_key(cursor: Cursor, key: bytes) -> None:
+    # Most keys have few versions, for which steps cost less than a seek.
     for _ in range(_STEPS_BEFORE_SEEK):
         cursor.next()
         if not cursor.valid() or cursor.key()[: -keys.TS_BYTES] != key:
             return
+    # Version 0 sorts last, so this is after all versions of the key.
     cursor.seek(keys.versioned(key, 0) + b"\0")
 
 
