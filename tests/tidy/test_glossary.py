@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.test_tidy import broken, links_of
-from tests.tidy.words import allowed
+from tests.tidy.words import allowed, without_allowed
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/tidegate"
 GLOSSARY = ROOT / "docs/glossary.md"
 ONE_MEANING = "## Words with one meaning"
+WITHOUT_SLOTS = ("consumer", "verify", "sink/lakehouse")
+"""Rooms that write and read the tables of a target, each in a folder, and never write to a sink."""
+SLOT = re.compile(r"(?<![A-Za-z])(?<!__)(?:[Ss]lot|SLOT)[sS]?(?![a-z=]|__)")
+"""The word, also in a name. Python's own `__slots__` and `slots=True` do not count."""
 
 
 class Rule(NamedTuple):
@@ -96,6 +100,15 @@ def test_a_class_is_named_as_the_glossary_says() -> None:
     exceptions = {phrase for _, phrase in allowed()}
     found = [name for name in misnamed(rules(GLOSSARY.read_text()), classes()) if name not in exceptions]
     assert not found, f"see {ONE_MEANING[3:]} in docs/glossary.md"
+
+
+def test_the_folder_of_a_table_is_not_called_a_slot() -> None:
+    modules = [path for room in WITHOUT_SLOTS for path in sorted((SOURCE / room).rglob("*.py"))]
+    assert {path.parent.name for path in modules} >= {"consumer", "verify", "lakehouse"}
+    names = {path.relative_to(ROOT).as_posix(): path.read_text() for path in modules}
+    assert not [name for name, text in names.items() if SLOT.search(without_allowed(name, text))]
+    assert not SLOT.search("@dataclass(slots=True) __slots__ slotted")
+    assert all(map(SLOT.search, ["a slot.", "slot_path", "self._slot", "SLOTS", "SlotFiles", "_slots(1)"]))
 
 
 def test_what_the_glossary_forbids_is_found() -> None:
