@@ -139,6 +139,7 @@ def _column(to: pa.DataType, scale: int, walked: Walked, chosen: Int64s, cell: i
     if not (pa.types.is_string(to) or pa.types.is_binary(to)):
         words = np.empty(n, dtype=np.int64)
         nulls = kernels.take_words(taken, address(words), address(valid))
+        # The bits of a float are the lower half of its word.
         if to == pa.float32():
             words = words.astype(np.uint32)
         return pa.Array.from_buffers(to, n, [_mask(valid, nulls), pa.py_buffer(words)])
@@ -148,6 +149,7 @@ def _column(to: pa.DataType, scale: int, walked: Walked, chosen: Int64s, cell: i
         data = buffer(size)
         nulls = kernels.take_spans(taken, address(data), address(ends) + 4, address(valid))
     else:
+        # At most three digits for each byte, and a sign, a first 0, a point and `scale` zeros.
         data, scratch = buffer(3 * size + n * (scale + 4)), buffer(_SCRATCH_BYTES)
         nulls = kernels.take_decimals(
             taken, scale, address(scratch), address(data), address(ends) + 4, address(valid)

@@ -50,6 +50,7 @@ def expanded(kind: str, data: bytes, most: int = MAX_EXPANDED) -> bytes:
 
 def _unsnapped(data: bytes, most: int) -> bytes:
     size = _claimed(data)
+    # Checked before `decompress` allocates so many bytes.
     if size > min(most, _SNAPPY_RATIO * len(data)):
         raise ExpandError(f"a snappy block of {len(data)} bytes claims to hold {size}")
     found: bytes = pa.decompress(data, size, SNAPPY, asbytes=True) if size else b""
@@ -69,6 +70,7 @@ def _claimed(data: bytes) -> int:
 def _unframed(data: bytes, most: int) -> bytes:
     chunks, size = [], 0
     with pa.CompressedInputStream(pa.BufferReader(data), LZ4) as stream:
+        # At most one byte more than allowed is read: that is enough to notice a frame that is too long.
         while chunk := stream.read(min(max(_CHUNK, size), most - size + 1)):
             chunks.append(chunk)
             size += len(chunk)

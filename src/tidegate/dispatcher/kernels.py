@@ -152,6 +152,7 @@ def hash_rows(row_count: int, rows: Rows, by: Hashing, out: int) -> int:
                 end = put_text(by.scratch, form, load_i64(entry + C_FSP), start, size, by.stack)
                 start = by.scratch
                 size = end - by.scratch
+            # The registers lack CRC-32's final inversion, which is done here.
             state ^= crc_bytes(load_i64(entry + C_REGISTER), start, size) ^ FULL
         store_u32(out + 4 * row, state)
     return row_count

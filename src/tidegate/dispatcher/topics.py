@@ -74,5 +74,6 @@ def topic_name(expression: str, schema: str, table: str) -> str:
     if is_constant(expression):
         return expression
     name = expression.replace(SCHEMA, _FORBIDDEN.sub("_", schema))
+    # A schema named `{table}` adds no placeholder here: its braces were replaced above.
     name = name.replace(TABLE, _FORBIDDEN.sub("_", table))[:NAME_MAX]
     return "_" * len(name) if name in (".", "..") else name

@@ -113,6 +113,7 @@ def _positions(table: TableSchema) -> dict[int, int]:
 def compared(data: bytes, table: TableSchema, position: int, length: int) -> bytes:
     """The part of a text or binary value that counts for a unique key; equal if TiDB's values are."""
     column = table.columns[position]
+    # A text has at least as many bytes as characters, so a shorter one is never cut.
     is_cut = 0 <= length < len(data)
     if column.kind is not Kind.STRING:
         return data[:length] if is_cut else data

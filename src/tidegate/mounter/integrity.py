@@ -76,6 +76,7 @@ def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally)
     if (outcomes == BY_COLUMNS).any():
         _compare_columns(group, outcomes, checks.carried[group.position])
         _mark_lost_versions(block, group, outcomes)
+        # `outcomes` is a copy, so `checks.outcomes` still says which images carry a sum over columns.
         by_columns = checks.outcomes[group.position] == BY_COLUMNS
         carried = checks.carried[group.position]
         carried[by_columns, 1] = 0  # now the version: the second sum is compared and not needed any more

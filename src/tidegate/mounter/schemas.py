@@ -83,6 +83,7 @@ class Schemas:
 
     def _forget(self, schema_id: int, ts: int) -> None:
         line = self._names.get(schema_id, [])
+        # The last name up to `ts` stays, because it still holds after it.
         while len(line) > 1 and line[1][0] <= ts:
             del line[0]
         if line and line[0][0] <= ts and line[0][1] is None:

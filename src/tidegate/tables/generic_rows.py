@@ -46,6 +46,7 @@ def maps_of(table: pa.RecordBatch) -> pa.MapArray:
     """A map for each row, from each column's name to its value as text; null stays null."""
     width, n = table.num_columns, table.num_rows
     by_column = pa.concat_arrays([text_of(column) for column in table.columns])
+    # The values lie column after column; this is the order in which they follow each other row after row.
     by_row = np.arange(width * n).reshape(width, n).T.ravel()
     names = pa.array(table.schema.names, pa.string()).take(pa.array(np.tile(np.arange(width), n)))
     ends = pa.array(np.arange(n + 1, dtype=np.int32) * np.int32(width))
@@ -75,12 +76,14 @@ def text_of(values: pa.Array) -> pa.Array:
 def digits_of(values: pa.Array) -> pa.Array:
     """Decimals without an exponent. Arrow's own cast uses one for small decimals (0E-10)."""
     scale = values.type.scale
+    # The same bytes as a decimal without scale are the number's digits.
     whole = pa.Array.from_buffers(
         pa.decimal128(values.type.precision, 0), len(values), values.buffers(), offset=values.offset
     ).cast(pa.string())
     if scale == 0:
         return whole
     minus = pc.if_else(pc.starts_with(whole, "-"), "-", "")
+    # At least one digit is left before the point.
     padded = pc.utf8_lpad(pc.utf8_ltrim(whole, "-"), scale + 1, "0")
     before, after = pc.utf8_slice_codeunits(padded, 0, -scale), pc.utf8_slice_codeunits(padded, -scale)
     return pc.binary_join_element_wise(minus, before, ".", after, "")
@@ -104,6 +107,7 @@ def hex_of(values: pa.Array) -> pa.Array:
 
 def vectors_of(values: pa.Array) -> pa.Array:
     """Lists of numbers as TiDB prints vectors."""
+    # `list_flatten` leaves out the items of nulls, so their length below is 0.
     items = pc.list_flatten(values).cast(pa.string())
     lengths = pc.fill_null(pc.list_value_length(values), 0)
     ends = np.concatenate([[0], np.cumsum(lengths.to_numpy())]).astype(np.int32)

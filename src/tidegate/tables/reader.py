@@ -71,6 +71,7 @@ def region_starts(pd: PdClient, span: Span) -> list[bytes]:
     found: list[bytes] = []
     region = pd.regions.locate_start(span.start)
     while region.end_key:
+        # PD has region keys in the memcomparable form.
         end = decode_bytes(region.end_key)[0]
         if span.end and end >= span.end:
             break

@@ -112,6 +112,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = time.monotonic() + PATIENCE_S
         while True:
             latest = self._latest(at, max_bytes)
+            # Without a target nothing new is an answer: Spark asks again.
             if latest["upto"] > at.ts or at.ts >= self._target:
                 break
             if time.monotonic() > until:  # returning now would claim that there is nothing up to the target

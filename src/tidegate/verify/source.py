@@ -73,6 +73,7 @@ def _asked(
 
 def span_of(prefix: bytes, low: int, end: int) -> Span:
     """The span of record keys for the words [low, end) of a table with this record prefix."""
+    # A record prefix ends with `r`, so its last byte can be increased.
     stop = prefix + end.to_bytes(8, "big") if end < END else prefix[:-1] + bytes([prefix[-1] + 1])
     return Span(prefix + low.to_bytes(8, "big"), stop)
 
@@ -82,6 +83,7 @@ def words_at(bounds: Sequence[bytes], prefix: bytes) -> list[int]:
     found = []
     for key in bounds:
         handle = key[len(prefix) :]
+        # A region that begins with more than 8 bytes begins after the row of that word.
         found.append(int.from_bytes(handle[:8].ljust(8, b"\0"), "big") + (len(handle) > 8))
     return found
 

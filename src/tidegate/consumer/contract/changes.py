@@ -79,6 +79,7 @@ class Changes:
                 newest[row] = place
             if known and known & PLACE_MASK != here:
                 self._judge_move(state, rows, i, known)
+            # Up to this ts a change that seems new may have appeared before, so it proves nothing.
             if ts <= unsure:
                 if ts <= limit or ts < known >> PLACE_BITS:
                     why_not = Unjudged.FORGOTTEN if ts <= forgotten else Unjudged.BEGINNING
@@ -139,4 +140,5 @@ class Changes:
         self._first_places = {
             change: first_place for change, first_place in self._first_places.items() if first_place >= end
         }
+        # The order of later changes is still judged: above `upto` they come after all forgotten ones.
         self._newest = {row: known for row, known in self._newest.items() if known >= end}

@@ -50,6 +50,7 @@ class Places:
     def _unplace(self, topic: str) -> None:
         """Discard comparisons with the dispatcher: they used a number of partitions that was wrong."""
         found, wrong = self._verdict, self._misplaced.pop(topic, 0)
+        # `+` drops the rules whose count has become zero.
         found.counts = +(found.counts - Counter({Rule.PLACED: wrong}))
         found.violations = [one for one in found.violations if (one.rule, one.topic) != (Rule.PLACED, topic)]
         found.unjudged[Unjudged.REPARTITIONED] += self._compared.pop(topic, 0)

@@ -116,6 +116,7 @@ def keys(array: pa.Array, collate: str) -> pa.Array:
 def _has_control(array: pa.Array) -> bool:
     """Whether a text has characters below the space, which have no weight in some collations."""
     data = array.buffers()[2]
+    # Bytes outside a slice are searched as well; that can only choose the slower way.
     return data is not None and bool((np.frombuffer(data, np.uint8) < 0x20).any())
 
 

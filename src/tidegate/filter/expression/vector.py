@@ -142,6 +142,7 @@ def _scaled(node: Typed, data: Numbers, scale: int) -> Numbers:
 def _exact(node: Typed, data: list[Numbers], scale: int, work: Callable[[Any, Any], Any]) -> Numbers:
     """An operation on exact numbers at one scale, in int64 if operands and result fit."""
     left, right = (_scaled(arg, one, scale) for arg, one in zip(node.args, data, strict=True))
+    # From int64 and uint64 numpy would make float64, which is not exact.
     if left.dtype != right.dtype or _dtype(node) is not np.int64 or node.checked:
         left, right = left.astype(np.object_), right.astype(np.object_)
     found: Numbers = work(left, right)

@@ -208,6 +208,7 @@ class ReaderOwner(SqliteOwner):
         silent_s = now - queried_ms / 1000
         if silent_s > self._sink.hold_s:
             hours = f"{silent_s / 3600:.1f} hours (hold: {self._sink.hold_s} s)"
+            # Stops nothing if the query has sent a request since `queried_ms`; the check then passes.
             self._changes.stop(f"its query sent no request for {hours}", queried_ms)
             self._check_kept()
 
@@ -230,6 +231,7 @@ def typed(rows: ArrowRows) -> pa.RecordBatch:
     columns = rows.new.columns
     if gone.any():
         count = len(rows)
+        # The old row of the i-th change is at `count + i` of the new and the old rows together.
         which = pa.array(np.arange(count) + np.where(gone, count, 0))
         columns = [
             pa.concat_arrays([new, old]).take(which)

@@ -340,6 +340,7 @@ class Columns(Queries):
         if self.take("MATCH"):
             text += f" MATCH {self.need_any('FULL', 'PARTIAL', 'SIMPLE')}"
         found: dict[str, str] = {}
+        # `ON UPDATE CURRENT_TIMESTAMP` is an option of the column, and not part of the reference.
         while self.at("ON", "DELETE") or (self.at("ON", "UPDATE") and not self._at_on_update_now()):
             self.need("ON")
             event = self.next().key

@@ -220,6 +220,7 @@ class Cursor:
         """A whole number with an optional sign."""
         sign = self.take_any("+", "-")
         number = self.uint()
+        # The least number is one further from zero than the greatest.
         if int(number) > MAX_INT64 + (sign == "-"):
             self.fail("a number of at most 63 bits")
         return f"-{number}" if sign == "-" and number != "0" else number
@@ -247,6 +248,7 @@ def bare_value(text: str) -> str:
 def int_of(digits: str) -> int | None:
     """The number that these digits represent; None if it has more than 64 bits."""
     digits = digits.lstrip("0") or "0"
+    # 2**64 has 20 digits. Python's `int` is slow for a long text, and refuses a very long one.
     if len(digits) > 20:
         return None
     return number if (number := int(digits)) <= MAX_UINT64 else None

@@ -77,6 +77,7 @@ class Expressions(Literals, ABC):
         if level == len(_LOGIC):
             return self._negation()
         words = _LOGIC[level]
+        # In this mode `||` joins texts (`simple`).
         if level == 0 and self.sql_mode & PIPES_AS_CONCAT:
             words = words[:1]
         first = self._logic(level + 1)
@@ -93,6 +94,7 @@ class Expressions(Literals, ABC):
             while self.take("NOT"):
                 negations += 1
             operand = self._negation()
+            # TiDB has one node for EXISTS and NOT EXISTS; a NOT before it only inverts its mark.
             if operand.kind == "exists":
                 negated = operand.text.startswith("NOT ") != bool(negations % 2)
                 return Expr(("NOT " if negated else "") + operand.text.removeprefix("NOT "), "exists")

@@ -236,8 +236,10 @@ class _Scanner:
 
     def _number(self, at: int) -> None:
         text = self._text
+        # After a name and a dot, digits begin a name as well: `t.1a`.
         if self._dotted and (word := _WORD.match(text, at)):
             return self._identifier(word[0], at, word.end())
+        # First, because `0x1F` and `0b1` begin like the number 0.
         for kind, pattern in ((TokenKind.HEX, _HEX), (TokenKind.BIT, _BITS)):
             if pattern.match(text, at):
                 return self._literal(kind, pattern, at)
@@ -249,6 +251,7 @@ class _Scanner:
             return self._add(TokenKind.FLOAT, number[0], "", number.end())
         if "." in number[0]:
             return self._add(TokenKind.DECIMAL, number[0], "", number.end())
+        # A name may begin with digits; only `1e5` is a number, which was taken above.
         if word is not None and word.end() > number.end():
             return self._identifier(word[0], at, word.end())
         return self._add(TokenKind.INT, number[0], "", number.end())
@@ -264,6 +267,7 @@ class _Scanner:
         self._add(TokenKind.SIGN, "*", "*", at + 1)
 
     def _sign(self, at: int) -> None:
+        # The first match is the longest: in `_SIGNS` no sign comes before a longer one that begins with it.
         sign = next((s for s in _SIGNS if self._text.startswith(s, at)), self._text[at])
         if len(sign) == 1 and sign not in "()+-*/%,.;=<>!~^&|?{}":
             raise self._error("a character that means nothing")

@@ -49,6 +49,7 @@ class Literals(Cursor):
         words = -(-len(whole) // _DIGITS_PER_WORD)
         if words > _WORDS:
             self.fail("a decimal of at most 81 digits")
+        # The whole part takes its words first. TiDB cuts off the digits for which no word is left.
         fraction = fraction[: (_WORDS - words) * _DIGITS_PER_WORD]
         return (whole or "0") + (f".{fraction}" if fraction else "")
 
@@ -90,6 +91,7 @@ class Literals(Cursor):
 def _scientific(number: float) -> tuple[str, str]:
     """The shortest digits of a float with one digit before the point, and the exponent."""
     digits, _, exponent = f"{number:.17e}".partition("e")
+    # 17 digits identify every double, so one of the turns finds the number.
     for places in range(17):
         digits, _, exponent = f"{number:.{places}e}".partition("e")
         if float(f"{digits}e{exponent}") == number:

@@ -48,6 +48,7 @@ def key(data: bytes, collate: str) -> bytes:
     if collate in _EXACT or not collate:
         return data
     if pads(collate):
+        # In UTF-8 no byte of a longer character is 0x20, so this removes only whole spaces.
         data = data.rstrip(b" ")
     if collate in _PLAIN:
         return data
@@ -69,4 +70,5 @@ def sign_key(collate: str) -> Callable[[str], bytes]:
 
 def _gb18030(sign: str) -> bytes:
     upper = sign.upper()
+    # Some characters have several capital letters (ß: SS), which would make them equal to another text.
     return (upper if len(upper) == 1 else sign).encode()

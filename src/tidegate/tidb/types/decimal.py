@@ -80,6 +80,7 @@ def decode_binary(data: bytes, precision: int, frac: int) -> str:
         if width and word >= 10**width:
             raise Undecodable("a decimal holds no number", why=f"a word of {width} digits is {word}")
         digits += f"{word:0{width}d}" if width else ""
+    # Every width was written in full, so the digits of the whole part are exactly the first `whole`.
     return _join(negative, digits[:whole], digits[whole:])
 
 
@@ -87,6 +88,7 @@ def _join(negative: bool, whole: str, frac: str) -> str:
     text = whole.lstrip("0") or "0"
     if frac:
         text += "." + frac
+    # A zero has no sign.
     return "-" + text if negative and text.strip("0.") else text
 
 
@@ -126,6 +128,7 @@ def encode_binary(text: str, precision: int, frac: int) -> bytes:
     for width in widths:
         plain += int(digits[at : at + width] or "0").to_bytes(_BYTES_OF[width], "big")
         at += width
+    # A number may become zero when its digits after the scale are cut off, and a zero has no sign.
     if negative and digits.strip("0"):
         plain = bytes(b ^ 0xFF for b in plain)
     return bytes([plain[0] ^ 0x80]) + plain[1:]

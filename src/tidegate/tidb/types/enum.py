@@ -16,11 +16,13 @@ def enum_name(index: int, elems: Sequence[str]) -> str:
 
 def enum_index(name: str, elems: Sequence[str]) -> int:
     """The index of an element, by its exact name, otherwise without case; 0 for the empty string."""
+    # Exact names first: under a case-sensitive collation elements may differ only in case.
     if name in elems:
         return list(elems).index(name) + 1
     folded = [elem.casefold() for elem in elems]
     if name.casefold() in folded:
         return folded.index(name.casefold()) + 1
+    # After the search, because an element may have an empty name.
     if name == "":
         return 0
     raise InvalidInput(f"{name!r} is not an element of the enum", why=f"elements: {', '.join(elems)}")

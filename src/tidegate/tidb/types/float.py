@@ -20,6 +20,7 @@ def decode(data: bytes) -> float:
     if len(data) != 8:
         raise Undecodable("a float is cut", why=f"{len(data)} bytes of 8")
     bits = int.from_bytes(data, "big")
+    # A set sign bit means a number from 0 on; otherwise all bits were inverted.
     bits = bits & ~_SIGN if bits & _SIGN else ~bits & (1 << 64) - 1
     value: float = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
     return value
@@ -28,6 +29,7 @@ def decode(data: bytes) -> float:
 def encode(value: float) -> bytes:
     """The comparable 8 bytes: sign bit set from 0 on, every bit inverted below; -0 becomes 0."""
     bits: int = struct.unpack(">Q", struct.pack(">d", value))[0]
+    # -0.0 is not below 0, and its sign bit is set already, so it gets the bytes of 0.0.
     bits = bits | _SIGN if value >= 0 else ~bits & (1 << 64) - 1
     return bits.to_bytes(8, "big")
 

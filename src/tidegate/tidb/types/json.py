@@ -139,8 +139,10 @@ class _JsonReader:
                 yield (quote(self.claim(start + offset, length).decode(errors="replace")) + ": ")
             kind, offset = struct.unpack_from("<BI", values, 5 * i)
             if kind == LITERAL:
+                # A literal is in the first of the entry's four bytes, instead of an offset.
                 yield _literal(offset & 0xFF)
             else:
+                # A container cannot contain itself: its bytes would be claimed twice.
                 yield from self.value(kind, start + offset, depth)
         yield "}" if named else "]"
 

@@ -57,6 +57,7 @@ def unpack(packed: int) -> Parts:
     if not 0 <= packed < 1 << 64:
         raise Undecodable("a time does not fit 64 bits", why=str(packed))
     micro, clock, ymd = packed & 0xFFFFFF, packed >> 24 & 0x1FFFF, packed >> 41
+    # 13 and not 12: a month may be zero.
     year, month = divmod(ymd >> 5, 13)
     parts = Parts(year, month, ymd & 31, clock >> 12, clock >> 6 & 63, clock & 63, micro)
     _check(parts)
@@ -79,6 +80,8 @@ def unpack_core(core: int) -> Parts:
         core >> 36 & 31,
         core >> 30 & 63,
         core >> 24 & 63,
+        # The lowest 4 bits are the number of digits of the second and the type (TiDB `core_time.go`,
+        # fspTt).
         core >> 4 & 0xFFFFF,
     )
     _check(parts)
@@ -86,6 +89,7 @@ def unpack_core(core: int) -> Parts:
 
 
 def _check(parts: Parts) -> None:
+    # A day has 5 bits, so none is beyond 31 here; `parse` checks that itself.
     if (
         parts.year > 9999
         or parts.month > 12

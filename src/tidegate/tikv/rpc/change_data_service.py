@@ -41,6 +41,7 @@ class ChangeDataService:
         connection: Connection,
     ) -> Iterator[bytes]:
         endpoint = self._endpoint
+        # False: the call has already ended, and the callback that closes the connection would never run.
         if not context.add_callback(lambda: endpoint.close(connection)):
             return
         endpoint.open(connection)

@@ -59,6 +59,7 @@ class Front:
         """Refuse new connections and end the open ones."""
         self._stopping.set()
         os.close(self._end)
+        # Before the sockets are closed: the supervisor may be starting a relay, which inherits them.
         if self._supervisor.is_alive():
             self._supervisor.join()
         self._listener.close()

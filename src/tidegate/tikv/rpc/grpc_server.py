@@ -35,9 +35,11 @@ def new_server(
         options=[
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
             ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+            # With it a second upstream could listen at the same port, and each would get some connections.
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+            # 0 is no limit: a client that pings often is not disconnected with `too_many_pings`.
             ("grpc.http2.max_ping_strikes", 0),
         ],
     )

@@ -66,11 +66,13 @@ class PdMembers:
         with self._lock:
             if not 1 <= to <= len(self._servers):
                 raise InvalidInput(f"PD has no member {to}", fix=f"name one of 1 to {len(self._servers)}")
+            # Changed first: a client whose connection is cut must not find that the old leader still leads.
             old, self.leader = self.leader, to
             if old == to:
                 return
             self._servers[old - 1].stop(None).wait()
             server = self._new_server((_LeaderOnly(self, old),))
+            # The same name: the member's front still passes connections to it.
             self._listen(server, f"unix-abstract:{self._fronts[old - 1].grpc}")
             server.add_generic_rpc_handlers(tuple(self._handlers))
             server.start()

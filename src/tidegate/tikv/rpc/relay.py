@@ -154,6 +154,7 @@ class Connection:
                 del half.waiting[: half.sock.send(half.waiting)]
             except BlockingIOError:
                 return
+        # Only when nothing waits: the end of the peer's bytes must not overtake the last of them.
         if not half.waiting and self._other(half).said_all:
             half.sock.shutdown(socket.SHUT_WR)
             if half.said_all:
@@ -167,6 +168,7 @@ class Connection:
         """The selector events to wait for."""
         other = None if self.server is None else self._other(half)
         reads = not half.said_all and (other is None or len(other.waiting) < HELD_MAX)
+        # Without a server, the client's `waiting` has the first bytes that came from it, not bytes for it.
         writes = other is not None and bool(half.waiting)
         return (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if writes else 0)
 
@@ -202,6 +204,7 @@ class Relay:
                     return
                 if key.data is None:
                     self._accept()
+                # An earlier event of this round may have closed the connection.
                 elif key.data[0].open:
                     key.data[0].ready(key.data[1], mask)
             now = time.monotonic()
@@ -225,6 +228,7 @@ class Relay:
             mask = connection.wanted(half)
             if mask == half.mask:
                 continue
+            # A selector accepts no empty mask.
             if not mask:
                 self._selector.unregister(half.sock)
             elif half.mask:

@@ -134,12 +134,14 @@ class Store:
                 return
         for name in call.stamps:
             ts = getattr(request, name)
+            # PD's time only grows: a ts within an earlier limit is within the present one, too.
             if ts > self._ts_limit and self._is_ahead(ts, name in _CHOSEN):
                 text = f"{name} {ts} is more than {MAX_TS_DRIFT_MS // 1000} s ahead of PD's time"
                 answer(refused(call.response(), text), None)
                 return
         stored = [*map(self._raw.physical if call.raw else keys.encode, named)]
         if stored:
+            # A region is one range: if the least and the greatest key are in it, all are.
             for key in (min(stored), max(stored)) if len(stored) > 1 else stored:
                 if not region.contains(key):
                     outside = key_not_in_region(named[stored.index(key)], region)

@@ -144,6 +144,7 @@ class CommandStream:
 
     def responses(self, context: grpc.ServicerContext) -> Iterator[tikvpb_pb2.BatchCommandsResponse]:
         """Messages for the client, until it closes the stream."""
+        # False: the call has already ended, and `_end` would never be called.
         if not context.add_callback(self._end):
             return
         threading.Thread(target=self._receive, name="batch-commands", daemon=True).start()
@@ -158,6 +159,7 @@ class CommandStream:
                 sent += size
                 if len(message.request_ids) == ANSWERS_PER_MESSAGE or self._answers.empty():
                     break
+                # This does not wait: the queue is not empty, and no other thread takes from it.
                 following = self._answers.get()
             self._leave(sent)
             if message.request_ids:
@@ -169,6 +171,7 @@ class CommandStream:
 
     def _leave(self, size: int) -> None:
         with self._changed:
+            # Only above the bound can the receiving thread be waiting.
             waits = self._unsent > ANSWERS_BYTES_MAX
             self._unsent -= size
             if waits:
@@ -199,6 +202,7 @@ class CommandStream:
             for message in self._requests:
                 # As TiKV does: a number without a request, or a request without a number, is ignored.
                 for number, request in zip(message.request_ids, message.requests, strict=False):
+                    # Read without the lock; `_wait` reads it again with the lock.
                     if self._unsent > ANSWERS_BYTES_MAX:
                         self._wait()
                     self._submit(number, request)

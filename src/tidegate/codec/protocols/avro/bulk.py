@@ -214,6 +214,7 @@ class AvroBulkDecoder:
             self._plain.time_zone,
         )
         if not sound.all():
+            # The plain decoder decides about these: their sum is wrong, or could not be computed here.
             walked.results[taken[~sound], R_OP // 8] = 0
             table = table_of(messages, key, scales, walked, len(key.columns))
         return table, walked.rows[walked.result(R_OP) == 0]

@@ -245,6 +245,7 @@ class AvroDecoder:
         columns = wire_columns(of_value, names)
         if key is not None and of_key is not None:
             _check_key(AvroReader(key), of_key, of_value)
+        # An Avro long is signed: a number from 2**63 on arrives as a negative one.
         ts, op = (more.get("_tidb_commit_ts") or 0) & (1 << 64) - 1, more.get("_tidb_op") or ""
         if "_tidb_op" not in more or more["_tidb_op"] is None:
             op = "c"
@@ -321,6 +322,7 @@ def _stated_sum(text: str) -> int:
     """The checksum that a row states; 0 if it states none."""
     if text == "":
         return 0
+    # `int` alone would also accept signs, underscores, spaces and digits of other scripts.
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else -1
     if not 0 <= number < 1 << 32:
         raise DecodeError(f"a row has the checksum {text[:100]!r}")

@@ -311,6 +311,7 @@ def without_extension(values: Sequence[bytes | None], decoded: Decoded) -> bool:
 
 def _milliseconds(body: dict[str, Any]) -> int:
     milliseconds = integer(body, "es")
+    # A TSO is 64 bits, and its lowest 18 are the logical counter.
     if milliseconds >= 1 << 46:
         raise DecodeError("member 'es' is out of range")
     return compose(milliseconds)
@@ -329,6 +330,7 @@ def _row(body: dict[str, Any], kind: str, ts: int, offset: int) -> tuple[RowKey,
     cells = [_value(column, data[column.name]) for column in columns]
     former: list[Any] | None = None
     if op == UPDATE and old is not None:
+        # Columns that the before image leaves out did not change.
         former = [_value(c, old[c.name]) if c.name in old else cells[i] for i, c in enumerate(columns)]
     row_key = RowKey(member(body, "database", str), member(body, "table", str), None, columns)
     if op == DELETE:

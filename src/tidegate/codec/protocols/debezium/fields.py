@@ -136,6 +136,7 @@ def _stated_form(code: int, unsigned: bool, binary: bool, form: Form) -> Form:
 
 def _size(parameters: dict[str, Any]) -> int:
     length = str(parameters.get("length"))
+    # `isdigit` also accepts digits of other scripts.
     if not length.isascii() or not length.isdigit() or len(length) > 2 or not 1 <= int(length) <= 64:
         raise DecodeError(f"a column of bits has the length {length[:100]!r}")
     return (int(length) + 7) // 8
@@ -211,6 +212,7 @@ def _of_text(column: WireColumn, field: Field, text: str) -> Any:
 
 def index_of(column: WireColumn, elems: tuple[str, ...], name: str) -> int:
     """The number of an enum's element; 0 for the empty name, unless an element has an empty name."""
+    # Searched first even for the empty name, because it may be that of an element.
     if name in elems:
         return elems.index(name) + 1
     if name:
@@ -232,6 +234,7 @@ def mask_of(column: WireColumn, elems: tuple[str, ...], names: str) -> int:
 
 def decimal_text(value: float) -> str:
     """A decimal from the float that the message has for it."""
+    # `+ 0.0` turns -0.0 into 0.0: a decimal has no negative zero.
     return fixed_text(value + 0.0, single=False)
 
 

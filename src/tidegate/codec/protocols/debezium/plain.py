@@ -232,6 +232,7 @@ class DebeziumEncoder:
         """The schemas of a table's key and value; empty if they are left out."""
         if self._options.debezium_disable_schema:
             return b"", b""
+        # The entry holds the table itself, so no other table can get its id while the entry exists.
         if id(table) not in self._schemas:
             extended = self._options.enable_tidb_extension
             of_value = schema.of_value(table, extended, self._options.row_id_fields)
@@ -292,6 +293,7 @@ def _message(
     body = json_object(value, "value")
     payload = member(body, "payload", dict)
     stated, origin = member(body, "schema", dict, {}), member(payload, "source", dict)
+    # Without its schema a row's columns would have no types.
     if not stated:
         raise DecodeError(SCHEMALESS)
     ts, keys = integer(origin, "commit_ts"), member(json_object(key, "key"), "payload", dict)

@@ -109,6 +109,7 @@ def _row(body: dict[str, Any], offset: int, seq: int) -> tuple[RowKey, tuple[Any
         raise DecodeError("the before image has columns that the after image has not")
     columns = tuple(_wire_column(name, image, old) for name in image)
     cells = [_cell(column, image) for column in columns]
+    # Columns that the before image leaves out did not change.
     former = [_cell(column, old) if column.name in old else cells[i] for i, column in enumerate(columns)]
     images = (None, cells) if op == DELETE else (cells, former if op == UPDATE else None)
     row_key = RowKey(member(body, "database", str), member(body, "table", str), None, columns)
@@ -127,6 +128,7 @@ def _wire_column(name: str, *images: Mapping[str, Any]) -> WireColumn:
         found = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise DecodeError(f"column {name[:100]!r} holds {found}")
     low, high = min(values), max(values)
+    # No 64-bit integer type contains both a negative number and one from 2**63 on.
     if float in kinds or (low < 0 and high >= 1 << 63):
         return WireColumn(name, pa.float64(), _DOUBLE, False)
     return WireColumn(name, pa.uint64() if high >= 1 << 63 else pa.int64(), _BIGINT, False)

@@ -144,6 +144,7 @@ class OpenProtocolEncoder:
                 messages.append(Message(*frame(key, value)))
                 keys, values, size, held = [VERSION], [], 0, 0
                 continue
+            # 16: the two lengths of an item. 8 below: the version at the start of the key.
             grown = size + len(key) + len(value) + 16
             full = held >= options.max_batch_size or grown + RECORD_OVERHEAD + 8 > options.max_message_bytes
             if held and full:
@@ -288,6 +289,7 @@ def _message(
             rows.append(_row(meta, ts, value_json_, offset, seq))
         else:
             raise DecodeError(f"unknown message type {kind}")
+    # Only now: an invalid item before this raised, and then the message must have no effect.
     for add in others:
         add()
     return rows
@@ -312,6 +314,7 @@ def _lengths(data: bytes, position: int, where: str) -> list[bytes]:
             raise DecodeError(f"the {where} ends inside a length")
         (length,) = struct.unpack_from(">Q", data, position)
         position += 8
+        # A slice beyond the end would only be shorter.
         if length > len(data) - position:
             raise DecodeError(
                 f"an item of the {where} claims {length} bytes, {len(data) - position} are left"
@@ -339,6 +342,7 @@ def _row(meta: dict[str, Any], ts: int, text: bytes, offset: int, seq: int) -> t
         op, shown, old = DELETE, deleted, deleted
     elif new:
         op, shown = (UPDATE if before else INSERT), new
+        # Columns that the before image leaves out did not change.
         old = {**new, **before} if before else {}
     else:
         raise DecodeError("a row without any column")

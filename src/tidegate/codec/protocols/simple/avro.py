@@ -56,6 +56,7 @@ class _Cursor:
         self.data, self.at = data, 0
 
     def _take(self, size: int) -> bytes:
+        # An Avro length is signed; a negative one would move backwards.
         if not 0 <= size <= len(self.data) - self.at:
             raise DecodeError(f"a length of {size} at byte {self.at} goes beyond the message")
         self.at += size
@@ -63,6 +64,7 @@ class _Cursor:
 
     def long(self) -> int:
         found = 0
+        # At most ten groups of 7 bits: nine have only 63 of the 64 bits.
         for shift in range(0, 70, 7):
             byte = self._take(1)[0]
             found |= (byte & 0x7F) << shift

@@ -58,6 +58,7 @@ def _plan_of(columns: tuple[WireColumn, ...]) -> _OwnedColumns:
         lines[i, :3] = at, len(name), _form(column)
         at += len(name)
     lines[:, kernels.C_NEXT // 8] = sorted(range(len(columns)), key=lambda i: names[i])
+    # More than twice as many places as columns: a search always ends at a free place.
     table = np.full(1 << (2 * len(columns)).bit_length(), -1, dtype=np.int32)
     for i in range(len(columns)):
         place = kernels.name_hash(*lines[i, :2].tolist()) & (len(table) - 1)
@@ -145,6 +146,7 @@ class SimpleBulkDecoder:
         current, previous = (walked.result(word)[taken] for word in stated)
         sound = sums.matching(table, current, previous, self._plain.time_zone)
         if not sound.all():
+            # The plain decoder decides about these: their sum is wrong, or could not be computed here.
             left.append(walked.rows[taken[~sound]])
             walked.results[taken[~sound], R_OP // 8] = 0
             table = table_of(messages, key, scales, walked, columns)

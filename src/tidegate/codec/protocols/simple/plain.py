@@ -92,6 +92,7 @@ class SimpleDecoder:
 
     def decode(self, batch: Batch) -> Decoded:
         """Rows, watermarks and DDL; a message that is not valid becomes one BadMessage."""
+        # First all definitions of the batch are learned, because a row's definition may come after it.
         for i in range(len(batch)):
             value = at(batch.values, i)
             if value is not None and may_define(value):
@@ -106,6 +107,7 @@ class SimpleDecoder:
             known = [self._known.get((one.schema, one.table, one.version, id_)) for id_ in (one.table_id, 0)]
             self.redefined += any(before not in (None, one) for before in known)
             self._keep(one)
+            # Twice, because a definition has two entries (`_keep`).
             while len(self._known) > 2 * MAX_DEFINITIONS:
                 self._known.popitem(last=False)
 
