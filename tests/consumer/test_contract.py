@@ -134,6 +134,16 @@ def judged(topic: Topic, chunks: Sequence[tuple[int, int]] = (), **options: Any)
 # --- topics that keep it --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("pair", [(-1, -2), (0, 2**61 - 1)])
+def test_rows_whose_keys_have_equal_hashes_in_python_are_two_rows(pair: tuple[int, int]) -> None:
+    assert hash((pair[0],)) == hash((pair[1],))
+    topic = Topic([[], []])
+    for partition, (row, ts) in zip(topic.partitions, zip(pair, (50, 40), strict=True), strict=True):
+        partition.append(Row(row, ts, INSERT))
+    topic.all(Mark(60))
+    assert judged(topic).holds
+
+
 @st.composite
 def kept(draw: st.DrawFn) -> Topic:
     """Draw a topic that our producer may write: transactions, DDL, Resolved, repeated changes."""

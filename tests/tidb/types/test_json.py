@@ -71,3 +71,9 @@ def test_nesting_has_a_limit() -> None:
     assert json.decode(json.encode("[" * 99 + "]" * 99)) == "[" * 99 + "]" * 99
     with pytest.raises(InvalidInput):
         json.encode("[" * 5000 + "]" * 5000)
+
+
+def test_keys_have_a_limit_and_are_sorted_without_their_values() -> None:
+    with pytest.raises(InvalidInput, match="65536 bytes of at most 65535"):
+        json.encode('{"' + "k" * 65_536 + '": 1}')
+    assert json.decode(json.encode(r'{"\ud800": {}, "\ud801": 1}')) == '{"?": {}, "?": 1}'

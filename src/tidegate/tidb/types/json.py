@@ -29,6 +29,8 @@ from tidegate.tidb.memcomparable import encode_uvarint, read_uvarint
 from tidegate.tidb.types import float as floats
 from tidegate.tidb.types import temporal
 
+KEY_MAX: Final = 0xFFFF
+"""A key's length has two bytes."""
 MAX_DEPTH: Final = 100
 """The deepest nesting that TiDB accepts."""
 
@@ -200,7 +202,7 @@ def _encode(value: Any, depth: int) -> tuple[int, bytes]:
         case list():
             return ARRAY, _container([], [_encode(item, depth + 1) for item in value])
         case _:
-            members = sorted((key.encode(errors="replace"), item) for key, item in _items(value))
+            members = sorted(map(_member, _items(value)), key=lambda member: member[0])
             return OBJECT, _container(
                 [key for key, _ in members],
                 [_encode(item, depth + 1) for _, item in members],
@@ -209,6 +211,15 @@ def _encode(value: Any, depth: int) -> tuple[int, bytes]:
 
 def _items(value: dict[str, Any]) -> list[tuple[str, Any]]:
     return list(value.items())
+
+
+def _member(item: tuple[str, Any]) -> tuple[bytes, Any]:
+    key = item[0].encode(errors="replace")
+    if len(key) > KEY_MAX:
+        raise InvalidInput(
+            "a key of a JSON document is too long", why=f"{len(key)} bytes of at most {KEY_MAX}"
+        )
+    return key, item[1]
 
 
 def _finite(value: float) -> float:
