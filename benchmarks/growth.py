@@ -243,15 +243,15 @@ class Capture:
 
     def __init__(self, address: str, start_ts: int) -> None:
         self.pd = PdClient(address)
-        self.sink = Counted()
-        self._puller = Puller(self.pd, self.sink)
+        self.store = Counted()
+        self._puller = Puller(self.pd, self.store)
         self._puller.watch(Span(key_of(TABLE, 0), key_of(TABLE + 1, 0)), Timestamp(start_ts))
 
     def caught_up(self) -> None:
         """Wait until everything that is committed now has been received."""
         now = Timestamp(self.pd.tso())
         eventually(
-            "a resolved ts", lambda: self.sink.resolved >= now or self._puller.failure, PATIENCE_S, 0.01
+            "a resolved ts", lambda: self.store.resolved >= now or self._puller.failure, PATIENCE_S, 0.01
         )
         assert self._puller.failure is None, self._puller.failure
 
@@ -351,16 +351,16 @@ def capturing(upstream: Upstream, seconds: float) -> dict[str, Figures]:
             captures.append(Capture(upstream.address, 0))
             stack.callback(captures[0].close)
             captures[0].caught_up()
-            return captures[0].sink.rows
+            return captures[0].store.rows
 
         found["capture scan"] = measured(upstream, lambda: from_the_start(scan))
         (capture,) = captures
-        assert capture.sink.rows == upstream.rows, (capture.sink.rows, upstream.rows)
+        assert capture.store.rows == upstream.rows, (capture.store.rows, upstream.rows)
 
         found["capture live"] = measured(
             upstream, lambda: until_received(upstream.commit(seconds), 1, capture.caught_up)
         )
-        assert capture.sink.rows == upstream.rows, (capture.sink.rows, upstream.rows)
+        assert capture.store.rows == upstream.rows, (capture.store.rows, upstream.rows)
         time.sleep(0.5)
         found["capture idle"] = idling(upstream, memory)
     return found

@@ -239,7 +239,7 @@ def values_page() -> str:
 
 {NOTE}
 
-A cell of a row in format v2, by the column's type. One type a file under `tidb/types/`; integers and times shrink to the
+A cell of a row in format v2, by the column's type. Each type has a file under `tidb/types/`. Integers and times shrink to the
 shortest of 1, 2, 4, 8 bytes that holds them.
 
 | type | bytes |
@@ -525,7 +525,7 @@ To every partition; the key is that of open-protocol without its frame. `ts` is 
 {framed_key(ddl["key"])}
 {document_of(ddl["value"])}
 `type` stands for one kind of DDL only if it is `table-create`, `table-drop`, `database-create` or `database-drop`; the kind of
-others is missing. TiCDC panics at many DDLs, at updates of bytes, and at vectors that are NULL, so such a topic has gaps of its producer's.
+others is missing. TiCDC panics at many DDLs, at updates of bytes, and at vectors that are NULL, so such a topic lacks those messages.
 """
 
 

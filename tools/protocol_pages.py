@@ -44,14 +44,14 @@ def protocols_page() -> str:
 {_table(["protocol", "other names", "rows or keys", "DDL goes to", "Resolved", "own options"], map(_row, codecs))}
 ## Flavours
 
-TiCDC's two architectures do not write quite the same bytes. Both are read. Written are those of the classic one, or
-with `[tidegate] flavour = "new"` those of the new one, by {flavoured}; simple in both of its encodings. Two defects of the new
+TiCDC's two architectures do not write quite the same bytes. Both are read. Tidegate writes those of the classic one, or
+with `[tidegate] flavour = "new"` those of the new one, in {flavoured}; simple in both of its encodings. Two defects of the new
 one are not copied: with `only-output-updated-columns` a column of open-protocol that became NULL loses its name, and
 debezium's schema lists virtual columns twice.
 
 ## What a message does not carry
 
-Decoding what was encoded gives the same rows, values, order and timestamps, but for this. The test of every protocol
+Decoding an encoded message gives the same rows, values, order and timestamps, except for this list. The test of every protocol
 (`tests/contracts/test_codecs.py`) compares with exactly this table: anything else that differs fails it.
 
 {legend}

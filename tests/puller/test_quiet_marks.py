@@ -51,7 +51,7 @@ class Channels:
         return self.call
 
 
-class Owner:
+class Receiver:
     """Records a stream's output in order: rows, and marks with the call that brought them."""
 
     def __init__(self) -> None:
@@ -82,99 +82,99 @@ class Owner:
 
 
 @pytest.fixture
-def owner() -> Owner:
-    return Owner()
+def receiver() -> Receiver:
+    return Receiver()
 
 
 @pytest.fixture
-def stream(owner: Owner) -> Iterator[Stream]:
+def stream(receiver: Receiver) -> Iterator[Stream]:
     """Regions 1 and 2, scanned, with the marks 101 and 102; the worker waits."""
-    made = Stream(1, Channels(), "nowhere:1", 1, owner)  # type: ignore[arg-type]
+    made = Stream(1, Channels(), "nowhere:1", 1, receiver)  # type: ignore[arg-type]
     for region in (1, 2):
         made.register(RegionInfo(region, b"", b"", 1, 1, 1, 1), REQUEST, 0, 100 + region, SPAN, 10)
     made.received([rows_message(region, REQUEST, [INITIALIZED]) for region in (1, 2)])
     eventually(lambda: made._queue.is_awaited, "the worker to wait")
     yield made
-    owner.proceed.set()
+    receiver.proceed.set()
     made.ended(grpc.StatusCode.OK, "")
     made.join(60)
-    assert owner.lost_why
+    assert receiver.lost_why
 
 
 def committed(ts: int) -> list[Row]:
     return [Row(LogType.COMMITTED, ts - 1, ts, PUT, KEY, b"value")]
 
 
-def test_a_mark_is_raised_in_the_loop_while_the_worker_waits(stream: Stream, owner: Owner) -> None:
+def test_a_mark_is_raised_in_the_loop_while_the_worker_waits(stream: Stream, receiver: Receiver) -> None:
     assert stream.received([resolved_message([1, 2], REQUEST, 20), resolved_message([1], REQUEST, 30)])
-    assert owner.found == [("risen", [101, 101, 102], 30)]
+    assert receiver.found == [("risen", [101, 101, 102], 30)]
     assert stream._queue.is_awaited
     assert stream.messages == 4
     assert stream.received([resolved_message([1], REQUEST, 25), resolved_message([9], REQUEST, 99)])
-    assert owner.found[1:] == [("risen", [], 0)], "a lower ts, and a region of another stream"
+    assert receiver.found[1:] == [("risen", [], 0)], "a lower ts, and a region of another stream"
 
 
-def test_a_mark_never_overtakes_rows(stream: Stream, owner: Owner) -> None:
+def test_a_mark_never_overtakes_rows(stream: Stream, receiver: Receiver) -> None:
     for ts in range(20, 200, 10):
-        before = len(owner.found)
+        before = len(receiver.found)
         stream.received([rows_message(1, REQUEST, committed(ts))])
         stream.received([resolved_message([1], REQUEST, ts)])
-        eventually(lambda ts=ts: owner.found[-1:] and owner.found[-1][2] == ts, "the mark")  # type: ignore[misc]
-        assert [what for what, *_ in owner.found[before:]] in (["rows", "matched"], ["rows", "risen"])
-        assert owner.found[before][2] == 1
+        eventually(lambda ts=ts: receiver.found[-1:] and receiver.found[-1][2] == ts, "the mark")  # type: ignore[misc]
+        assert [what for what, *_ in receiver.found[before:]] in (["rows", "matched"], ["rows", "risen"])
+        assert receiver.found[before][2] == 1
 
 
-def test_marks_queue_behind_a_worker_that_is_held_up(stream: Stream, owner: Owner) -> None:
-    owner.proceed.clear()
+def test_marks_queue_behind_a_worker_that_is_held_up(stream: Stream, receiver: Receiver) -> None:
+    receiver.proceed.clear()
     stream.received([rows_message(1, REQUEST, committed(20))])
     for ts in (20, 30):
         stream.received([resolved_message([1], REQUEST, ts)])
-    assert owner.found == []
-    owner.proceed.set()
-    eventually(lambda: len(owner.found) > 1 and owner.found[-1][2] == 30, "both marks")
-    assert owner.found[0] == ("rows", [], 1)
-    assert {what for what, *_ in owner.found[1:]} == {"matched"}
+    assert receiver.found == []
+    receiver.proceed.set()
+    eventually(lambda: len(receiver.found) > 1 and receiver.found[-1][2] == 30, "both marks")
+    assert receiver.found[0] == ("rows", [], 1)
+    assert {what for what, *_ in receiver.found[1:]} == {"matched"}
 
 
 def test_the_worker_raises_marks_if_its_owner_may_wait_or_one_is_doubted(
-    stream: Stream, owner: Owner
+    stream: Stream, receiver: Receiver
 ) -> None:
-    owner.may_wait = True
+    receiver.may_wait = True
     stream.received([resolved_message([1], REQUEST, 20)])
-    eventually(lambda: owner.found == [("matched", [101], 20)] and stream._queue.is_awaited, "the mark")
-    owner.may_wait = False
+    eventually(lambda: receiver.found == [("matched", [101], 20)] and stream._queue.is_awaited, "the mark")
+    receiver.may_wait = False
     stream._doubted = {(REQUEST, 2): False}
     stream.received([resolved_message([2], REQUEST, 30)])
-    eventually(lambda: owner.found[1:] == [("matched", [102], 30)], "the mark")
+    eventually(lambda: receiver.found[1:] == [("matched", [102], 30)], "the mark")
 
 
-def test_the_loop_does_not_wait_for_a_registration(stream: Stream, owner: Owner) -> None:
+def test_the_loop_does_not_wait_for_a_registration(stream: Stream, receiver: Receiver) -> None:
     with stream.matcher._lock:
         stream.received([resolved_message([1], REQUEST, 20)])
-        assert owner.found == []
-    eventually(lambda: owner.found == [("matched", [101], 20)], "the mark")
+        assert receiver.found == []
+    eventually(lambda: receiver.found == [("matched", [101], 20)], "the mark")
 
 
-def test_a_malformed_mark_ends_the_stream(stream: Stream, owner: Owner) -> None:
+def test_a_malformed_mark_ends_the_stream(stream: Stream, receiver: Receiver) -> None:
     stream.received([b"\x12\x02\x0a\x7f"])
-    eventually(lambda: "malformed" in owner.lost_why, "the end")
-    assert owner.found == []
+    eventually(lambda: "malformed" in receiver.lost_why, "the end")
+    assert receiver.found == []
 
 
-def test_a_full_queue_stops_the_call_and_an_empty_one_resumes_it(owner: Owner) -> None:
+def test_a_full_queue_stops_the_call_and_an_empty_one_resumes_it(receiver: Receiver) -> None:
     channels = Channels()
-    made = Stream(1, channels, "nowhere:1", 1, owner, memory=StreamMemory(1 << 20, 100))  # type: ignore[arg-type]
-    owner.proceed.clear()
+    made = Stream(1, channels, "nowhere:1", 1, receiver, memory=StreamMemory(1 << 20, 100))  # type: ignore[arg-type]
+    receiver.proceed.clear()
     made.register(RegionInfo(1, b"", b"", 1, 1, 1, 1), REQUEST, 0, 101, SPAN, 10)
     assert made.received([rows_message(1, REQUEST, [INITIALIZED])])
     eventually(lambda: not made._queue._messages, "the worker to be held up")
     assert not made.received([rows_message(1, REQUEST, committed(20)) * 20])
     assert "resume" not in channels.call.asked
-    owner.proceed.set()
+    receiver.proceed.set()
     eventually(lambda: "resume" in channels.call.asked, "the call to resume")
     made.ended(grpc.StatusCode.UNAVAILABLE, "it went away")
     made.join(60)
-    assert owner.lost_why == "it went away"
+    assert receiver.lost_why == "it went away"
     assert channels.call.asked[-1] == "cancel"
 
 

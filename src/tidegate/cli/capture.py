@@ -11,7 +11,7 @@ import typer
 from tidegate.cli.client import DEFAULT_SERVER, JsonOption, ServerOption, call, columns, reported, show
 from tidegate.errors import InvalidInput, Retryable
 
-app = typer.Typer(help="Watch captures.", no_args_is_help=True)
+app = typer.Typer(help="Watch and control captures.", no_args_is_help=True)
 
 WAITING_SHOWN = 10
 DRAIN_LOOK_S: Final = 0.5
@@ -21,7 +21,7 @@ CaptureArgument = Annotated[str, typer.Argument(help="Its id, as `tidegate captu
 
 @app.callback()
 def group() -> None:
-    """Watch captures."""
+    """Watch and control captures."""
 
 
 @app.command("list")
@@ -46,15 +46,15 @@ def _line(one: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
 @app.command()
 def drain(
     capture: CaptureArgument,
-    back: Annotated[bool, typer.Option("--back", help="Let it be given ranges again.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="Allow it to get ranges again.")] = False,
     wait: Annotated[
         int, typer.Option(min=0, help="Seconds to wait until it has nothing; 0: do not wait.")
     ] = 600,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Give what a capture delivers to the others, before you stop it.
+    """Move the ranges of a capture to the others, before you stop it.
 
-    It is given nothing until its process starts again, or you say --back.
+    It gets no ranges until its process restarts, or until you call this with --back.
     """
     with reported():
         path = f"/captures/{capture}/drain"
@@ -107,9 +107,9 @@ def _left_on(server: str, capture: str) -> int:
 
 @app.command()
 def evict(capture: CaptureArgument, server: ServerOption = DEFAULT_SERVER) -> None:
-    """End the session of a capture that hangs: the others take what it delivers.
+    """End the session of a capture that hangs: the others take over its ranges.
 
-    It need not answer. If its process still runs it stops what it does, and joins again.
+    The capture need not answer. If its process still runs, it stops its work and joins again.
     """
     with reported():
         call(server, "POST", f"/captures/{capture}/evict")
@@ -118,7 +118,7 @@ def evict(capture: CaptureArgument, server: ServerOption = DEFAULT_SERVER) -> No
 
 @app.command()
 def status(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -> None:
-    """Show what a capture does: its changefeeds by state, its workers, and who waits for one.
+    """Show what a capture does: its changefeeds by state, its workers, and which changefeeds wait for one.
 
     A worker is a Spark task that delivers for one changefeed at a time. If changefeeds wait while a worker
     has been at one of them for many seconds, the sink of that one is slow.
@@ -134,7 +134,7 @@ def status(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -
 
 @app.command()
 def resign(server: ServerOption = DEFAULT_SERVER) -> None:
-    """Make another capture the owner; a capture without others restarts its changefeeds.
+    """Make another capture the owner; if there is no other, it restarts its changefeeds.
 
     Any capture of the cluster may be asked: it forwards the request to the owner.
     """

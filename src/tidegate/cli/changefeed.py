@@ -15,7 +15,7 @@ from tidegate.cli.client import DEFAULT_SERVER, JsonOption, ServerOption, call, 
 from tidegate.errors import InvalidInput
 from tidegate.log import redact
 
-app = typer.Typer(help="Create and watch changefeeds.", no_args_is_help=True)
+app = typer.Typer(help="Create, watch and control changefeeds.", no_args_is_help=True)
 
 IdOption = Annotated[str, typer.Option("--changefeed-id", "-c", help="The changefeed.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="The changefeed's namespace.")]
@@ -28,35 +28,40 @@ NO_WATERMARKS = (
 
 @app.callback()
 def group() -> None:
-    """Create and watch changefeeds."""
+    """Create, watch and control changefeeds."""
 
 
 @app.command()
 def create(
     sink_uri: Annotated[
-        str, typer.Option(help="Where to, e.g. 'kafka://127.0.0.1:9092/topic?protocol=open-protocol'.")
+        str, typer.Option(help="The sink's URI, e.g. 'kafka://127.0.0.1:9092/topic?protocol=open-protocol'.")
     ],
     server: ServerOption = DEFAULT_SERVER,
     changefeed_id: Annotated[
-        str, typer.Option("--changefeed-id", "-c", help="A name; made up when left out.")
+        str, typer.Option("--changefeed-id", "-c", help="The changefeed's name; default: a generated one.")
     ] = "",
-    config: Annotated[Path | None, typer.Option(help="Changefeed TOML file, as TiCDC's.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The changefeed's settings: a TOML file, in the form of TiCDC's.")
+    ] = None,
     start_ts: Annotated[int, typer.Option(min=0, help="Replicate commits above this ts; 0: now.")] = 0,
     target_ts: Annotated[int, typer.Option(min=0, help="Stop after this ts; 0: never.")] = 0,
     initial_load: Annotated[
-        bool, typer.Option("--initial-load", help="Begin with the rows, or keys, there are at the start ts.")
+        bool,
+        typer.Option("--initial-load", help="Deliver first the rows or keys that exist at the start ts."),
     ] = False,
     kv_mode: Annotated[
         str, typer.Option(help="tidb: tables; txnkv, rawkv: keys without tables, see docs/key-value.md.")
     ] = "",
-    start_key: Annotated[str, typer.Option(help="The first key that is followed.")] = "",
-    end_key: Annotated[str, typer.Option(help="The first key after it that is not.")] = "",
-    key_prefix: Annotated[str, typer.Option(help="All keys that begin with it.")] = "",
+    start_key: Annotated[str, typer.Option(help="The start of the key range; this key is included.")] = "",
+    end_key: Annotated[str, typer.Option(help="The end of the key range; this key is not included.")] = "",
+    key_prefix: Annotated[str, typer.Option(help="Follow all keys that begin with this prefix.")] = "",
     key_format: Annotated[
-        str, typer.Option("--format", help="How the keys here are written: hex, raw or escaped.")
+        str, typer.Option("--format", help="The form of the keys in these options: hex, raw or escaped.")
     ] = "hex",
-    keyspace: Annotated[str, typer.Option(help="The keys' keyspace, of API V2, by its name.")] = "",
-    keyspace_id: Annotated[int | None, typer.Option(min=0, help="The same by its id.")] = None,
+    keyspace: Annotated[str, typer.Option(help="The name of the keys' keyspace (API V2).")] = "",
+    keyspace_id: Annotated[
+        int | None, typer.Option(min=0, help="The id of that keyspace, instead of its name.")
+    ] = None,
     namespace: NamespaceOption = "default",
     as_json: JsonOption = False,
 ) -> None:
@@ -112,7 +117,7 @@ def create(
 def show_all(
     server: ServerOption = DEFAULT_SERVER,
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Only this namespace.")] = "",
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Finished ones too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include finished changefeeds.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List changefeeds with state and checkpoint."""
@@ -140,7 +145,7 @@ def load(
     changefeed_id: IdOption,
     server: ServerOption = DEFAULT_SERVER,
     namespace: NamespaceOption = "default",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Follow a changefeed's initial load until it is done."""
     path, query = f"/changefeeds/{changefeed_id}", {"namespace": namespace}
@@ -153,10 +158,11 @@ def update(
     changefeed_id: IdOption,
     server: ServerOption = DEFAULT_SERVER,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file; its settings are laid over the present ones.")
+        Path | None,
+        typer.Option(help="A TOML file; its settings replace the present ones, and all others stay."),
     ] = None,
-    sink_uri: Annotated[str, typer.Option(help="Another sink URI; left out: as it is.")] = "",
-    target_ts: Annotated[int, typer.Option(min=0, help="Stop after this ts; 0: as it is.")] = 0,
+    sink_uri: Annotated[str, typer.Option(help="A new sink URI; default: unchanged.")] = "",
+    target_ts: Annotated[int, typer.Option(min=0, help="Stop after this ts; 0: unchanged.")] = 0,
     namespace: NamespaceOption = "default",
     no_confirm: Annotated[bool, typer.Option("--no-confirm", help="Do not ask.")] = False,
     as_json: JsonOption = False,
@@ -238,7 +244,10 @@ def _overwrite_ts(server: str, text: str) -> int:
 def repartition(
     changefeed_id: IdOption,
     partitions: Annotated[
-        int, typer.Option("--partitions", min=1, help="Over how many partitions rows are spread from now on.")
+        int,
+        typer.Option(
+            "--partitions", min=1, help="The number of partitions over which rows are spread from now on."
+        ),
     ],
     server: ServerOption = DEFAULT_SERVER,
     namespace: NamespaceOption = "default",
@@ -317,7 +326,7 @@ def _rebalanced(
 def remove(
     changefeed_id: IdOption, server: ServerOption = DEFAULT_SERVER, namespace: NamespaceOption = "default"
 ) -> None:
-    """Remove a changefeed and what is kept of it."""
+    """Remove a changefeed and its stored state."""
     _command(server, changefeed_id, namespace, "DELETE", "", "removed")
 
 

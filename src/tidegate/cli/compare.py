@@ -21,7 +21,7 @@ def compare(
     ],
     at: Annotated[str, typer.Option(help="A ts, or 'latest': the target's newest snapshot.")] = "latest",
     rules: Annotated[
-        list[str] | None, typer.Option("--filter", help="Table rule as in the changefeed, may be repeated.")
+        list[str] | None, typer.Option("--filter", help="A table rule as in the changefeed; may be repeated.")
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Differing rows shown per table.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

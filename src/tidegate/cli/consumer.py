@@ -67,8 +67,8 @@ def run(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="For a database or a bucket: a folder for rows on their way, Spark's log and rows "
-            "set aside; else ./tidegate-consumer-NAME."
+            help="For a database or a bucket: a folder for rows that wait, Spark's log and the "
+            "quarantine; default: ./tidegate-consumer-NAME."
         ),
     ] = None,
     lanes: Annotated[
@@ -76,16 +76,16 @@ def run(
         typer.Option(
             min=1,
             max=64,
-            help="For a database: connections that write side by side, a table in one. With "
-            "1, readers of the database see whole transactions over all tables.",
+            help="For a database: the number of connections that write in parallel; a table uses one. "
+            "With 1, readers of the database see whole transactions over all tables.",
         ),
     ] = 4,
     adopt: Annotated[
         bool,
         typer.Option(
             "--adopt",
-            help="For a database: write tables that are there already, too. They must hold the "
-            "source's rows as of the changefeed's start-ts or later.",
+            help="For a database: also write to tables that exist already. They must hold the source's "
+            "rows as of the changefeed's start-ts or later.",
         ),
     ] = False,
     transaction_max_bytes: Annotated[
@@ -101,7 +101,7 @@ def run(
         list[int] | None,
         typer.Option(
             min=1,
-            help="For a database: the ts of a DDL that you have run there in other words; may be repeated.",
+            help="For a database: the ts of a DDL that you have run there in another form; may be repeated.",
         ),
     ] = None,
     include: Annotated[
@@ -118,8 +118,8 @@ def run(
     route: Annotated[
         list[str] | None,
         typer.Option(
-            help="Where tables go: 'shop.*=copy.*'; may be repeated, and the first that matches a table "
-            "counts."
+            help="New names for tables: 'shop.*=copy.*'; may be repeated, and the first that matches a "
+            "table counts."
         ),
     ] = None,
     drop_column: Annotated[
@@ -152,20 +152,20 @@ def run(
     until: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Apply everything up to this ts and nothing above, make it a snapshot, end."
+            min=1, help="Apply everything up to this ts and nothing above it, make that a snapshot, and end."
         ),
     ] = None,
     commit_interval: Annotated[
-        float, typer.Option(min=0.0, help="Seconds between two commits at least.")
+        float, typer.Option(min=0.0, help="The least number of seconds between two commits.")
     ] = 2.0,
     commit_rows: Annotated[
-        int, typer.Option(min=1, help="Row changes one commit takes at most, about.")
+        int, typer.Option(min=1, help="The most row changes in one commit, approximately.")
     ] = 500_000,
     time_zone: Annotated[
         str,
         typer.Option(
-            help="Zone of the topic's TIMESTAMP texts: the changefeed's. Needed for TIMESTAMPs if neither "
-            "messages nor DDL headers name it: on topics of TiCDC.",
+            help="Time zone of TIMESTAMP texts in the topic, which is the changefeed's. Needed if "
+            "neither messages nor DDL headers name it, as on topics of TiCDC.",
             show_default=False,
         ),
     ] = "",
@@ -176,14 +176,14 @@ def run(
         ),
     ] = "",
     old_values: Annotated[
-        bool, typer.Option(help="--no-old-values when the topic's updates carry no old values.")
+        bool, typer.Option(help="Use --no-old-values if the topic's updates carry no old values.")
     ] = True,
     retention_hours: Annotated[
         int,
         typer.Option(min=0, help="Files: how long snapshots stay readable, thinned out as they grow older."),
     ] = 24,
     keep_all_hours: Annotated[
-        float, typer.Option(min=0.0, help="Files: every snapshot of so many hours stays.")
+        float, typer.Option(min=0.0, help="Files: the hours for which every snapshot stays.")
     ] = 1.0,
     keep_minutes_hours: Annotated[
         float,
@@ -195,7 +195,8 @@ def run(
     worker_python: Annotated[
         str,
         typer.Option(
-            help="For a Spark cluster: its machines' Python, which has Tidegate; else the path of this one."
+            help="For a Spark cluster: path of a Python with Tidegate on its machines; default: the path "
+            "of this one."
         ),
     ] = "",
     driver_host: Annotated[
@@ -219,7 +220,7 @@ def run(
     """Apply a topic's rows and DDLs to a target, exactly once, until stopped or --until is reached.
 
     Prints one line when it runs and one at its end; on a terminal a live line in between, with --json one
-    line a second. Warnings and errors go to standard error.
+    line per second. Warnings and errors go to standard error.
     """
     from tidegate.consumer.fetch_spark import ClusterSettings
     from tidegate.consumer.job import run

@@ -17,7 +17,10 @@ def show_snapshot(
         typer.Option(help="The tables: delta:///absolute/directory or iceberg:///absolute/directory."),
     ],
     at: Annotated[
-        int | None, typer.Option(min=1, help="A ts; the newest snapshot at or before it. Else the newest.")
+        int | None,
+        typer.Option(
+            min=1, help="Show the newest snapshot at or before this ts; default: the newest of all."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -28,7 +28,9 @@ def show_status(
     name: Annotated[str, typer.Option(help="Its name, if it writes a database or a bucket.")] = "",
     folder: Annotated[
         Path | None,
-        typer.Option(help="Its folder, if it writes a database or a bucket; else ./tidegate-consumer-NAME."),
+        typer.Option(
+            help="Its folder, if it writes a database or a bucket; default: ./tidegate-consumer-NAME."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -68,13 +68,14 @@ def root(
         typer.Option(envvar="TIDEGATE_CA", help="TLS to PD and TiKV: the certificate of the cluster's CA."),
     ] = None,
     cert: Annotated[
-        Path | None, typer.Option(envvar="TIDEGATE_CERT", help="TLS: the certificate of this side.")
+        Path | None, typer.Option(envvar="TIDEGATE_CERT", help="TLS: the certificate of this process.")
     ] = None,
     key: Annotated[Path | None, typer.Option(envvar="TIDEGATE_KEY", help="TLS: its private key.")] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            envvar="TIDEGATE_TOKEN_FILE", help="The API's token: its server asks for it, clients send it."
+            envvar="TIDEGATE_TOKEN_FILE",
+            help="A file with the API's token: a server requires it, and clients send it.",
         ),
     ] = None,
 ) -> None:

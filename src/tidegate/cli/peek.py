@@ -25,11 +25,13 @@ def peek(
     from_beginning: Annotated[
         bool, typer.Option(help="Start with the oldest message instead of the next one.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows, marks and DDLs.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many rows, marks and DDLs.")
+    ] = None,
     follow: Annotated[
         bool | None, typer.Option(help="Wait for more at the end; the default unless --from-beginning.")
     ] = None,
-    time_zone: Annotated[str, typer.Option(help="Zone of the topic's TIMESTAMP texts.")] = "UTC",
+    time_zone: Annotated[str, typer.Option(help="Time zone of TIMESTAMP texts in the topic.")] = "UTC",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Show a topic's messages: rows, Resolved marks, DDLs, and what cannot be decoded."""

@@ -39,7 +39,7 @@ from tidegate.errors import InvalidInput
 if TYPE_CHECKING:
     from tidegate.sink.quarantine import QuarantineLine
 
-app = typer.Typer(help="Look into what could not be decoded.", no_args_is_help=True)
+app = typer.Typer(help="Inspect changes and messages that could not be decoded.", no_args_is_help=True)
 
 JSON_LINES: Final = "Print JSON lines, one for each entry."
 
@@ -52,7 +52,7 @@ TargetOption = Annotated[str, typer.Option(help="For a consumer: its --target.")
 NameOption = Annotated[str, typer.Option(help="For a consumer of a database: its --name.")]
 FolderOption = Annotated[
     Path | None,
-    typer.Option(help="For a consumer of a database: its --folder, if it was given one."),
+    typer.Option(help="For a consumer of a database: its --folder, if it has one."),
 ]
 TableOption = Annotated[str, typer.Option(help="Only entries of this table, SCHEMA.TABLE.")]
 TopicOption = Annotated[str, typer.Option(help="Only entries of this topic.")]
@@ -94,7 +94,7 @@ def show_all(
     limit: LimitOption = 50,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_LINES)] = False,
 ) -> None:
-    """List what was set aside: its position, when, how large it is and why."""
+    """List the quarantined entries: position, time, size and reason."""
     from tidegate.sink import quarantine
 
     with _reported():
@@ -138,7 +138,7 @@ def show(
     ] = 1024,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one entry: its position, why it is here, its bytes or its row.
+    """Show one entry: its position, the reason, its bytes or its row.
 
     --json has all of its bytes, in Base64.
     """
@@ -189,8 +189,8 @@ def replay(
 ) -> None:
     """Decode entries again with this release, and say what each is now, or why it is still bad.
 
-    A changefeed's rows by the tables that its capture knows; a consumer's messages as --source says, and rows
-    by the target's tables as they are now. Nothing is written to the target.
+    A changefeed's rows are decoded with the tables that its capture knows. A consumer's messages are decoded
+    as --source says, and rows with the target's tables as they are now. Nothing is written to the target.
     """
     from tidegate.sink import quarantine
 

@@ -31,13 +31,17 @@ LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "
 
 def server(
     pd: Annotated[str, typer.Option("--pd", help="PD's address, host:port[,host:port...].")],
-    data_dir: Annotated[Path, typer.Option(help="Where everything is kept; made when missing.")],
+    data_dir: Annotated[
+        Path, typer.Option(help="The folder for all files of the capture; created if it does not exist.")
+    ],
     addr: Annotated[
         str, typer.Option("--addr", help="Address of the HTTP API; port 0 takes a free one.")
     ] = "127.0.0.1:8300",
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="A name under which clients ask for the API, besides localhost and IP addresses."),
+        typer.Option(
+            help="A host name by which clients may call the API, in addition to localhost and IP addresses."
+        ),
     ] = None,
     spark_master: Annotated[
         str, typer.Option(help="Where Spark runs the changefeeds' tasks, as in spark-submit --master.")
@@ -45,29 +49,42 @@ def server(
     worker_addr: Annotated[
         str,
         typer.Option(
-            help="host:port at which a Spark cluster reaches this machine; port 0: any. Docs: cluster.md."
+            help="host:port at which a Spark cluster reaches this machine; port 0: any free port. "
+            "Docs: cluster.md."
         ),
     ] = "",
     worker_python: Annotated[
-        str, typer.Option(help="Their Python, which has Tidegate; by default at the path of this one.")
+        str,
+        typer.Option(
+            help="Path of a Python with Tidegate on the cluster's machines; default: the path of this one."
+        ),
     ] = "",
     worker_cn: Annotated[
         list[str] | None,
-        typer.Option(help="A common name their certificates may have; by default any of the CA will do."),
+        typer.Option(
+            help="A common name that certificates of the cluster's machines may have; default: any "
+            "that the CA signed."
+        ),
     ] = None,
     api_tls: Annotated[
         bool,
         typer.Option(
-            "--api-tls", help="The HTTP API speaks TLS, and clients have to show a certificate of --ca."
+            "--api-tls",
+            help="Serve the HTTP API over TLS. Clients must show a certificate that the CA of --ca signed.",
         ),
     ] = False,
     cert_allowed_cn: Annotated[
         list[str] | None,
-        typer.Option(help="A common name clients of --api-tls may have; by default any of the CA will do."),
+        typer.Option(
+            help="A common name that clients of --api-tls may have; default: any that the CA signed."
+        ),
     ] = None,
     event_store_quota: Annotated[
         str,
-        typer.Option(help="Disk the event store may take, as 500MB, 20GiB; 0: no bound. Docs: trouble.md."),
+        typer.Option(
+            help="Disk space that the event store may use, e.g. 500MB or 20GiB; 0: no limit. Docs: "
+            "trouble.md."
+        ),
     ] = "0",
     etcd: Annotated[
         str,
@@ -78,12 +95,13 @@ def server(
     ] = "",
     session_ttl: Annotated[
         int,
-        typer.Option(min=3, max=600, help="Seconds without a word after which another capture takes over."),
+        typer.Option(min=3, max=600, help="Seconds without contact after which another capture takes over."),
     ] = 10,
     puller_timeout: Annotated[
         float,
         typer.Option(
-            min=1, help="Seconds without a word of the puller after which it is killed and started again."
+            min=1,
+            help="Seconds without a message from the puller process after which it is killed and restarted.",
         ),
     ] = 60.0,
     gc_ttl: Annotated[
@@ -105,15 +123,14 @@ def server(
             "256 MiB at most."
         ),
     ] = None,
-    log_level: Annotated[str, typer.Option(help=", ".join(LEVELS) + ".")] = "info",
+    log_level: Annotated[str, typer.Option(help=f"The lowest level to log: {', '.join(LEVELS)}.")] = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the ready line and the log as JSON lines.")
     ] = False,
 ) -> None:
     """Run a capture: follow the upstream, deliver its changefeeds, until SIGTERM or Ctrl-C.
 
-    A PD that does not answer yet is waited for. Prints one line when it is ready; the log goes to standard
-    error.
+    Wait until PD answers, and print one line when the capture is ready. The log goes to standard error.
     """
     if log_level.lower() not in LEVELS:
         raise typer.BadParameter(f"'{log_level}' is not one of {', '.join(LEVELS)}", param_hint="--log-level")

@@ -25,8 +25,8 @@ WIDTH: Final = 110
 
 
 def simulate(
-    seed: Annotated[int, typer.Option(min=0, help="The seed; the first of them with --seeds.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds are run, one after another.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="The seed; with --seeds, the first of them.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds to run, one after another.")] = 1,
     scenario: Annotated[
         str, typer.Option(help="The fault scenario, e.g. calm, owner-dies, zombie, cuts, drain, storm.")
     ] = "storm",

@@ -1,4 +1,4 @@
-"""`tidegate topic`: what a reader can check in a topic, whichever program writes it."""
+"""`tidegate topic`: what a reader can check in a topic, no matter which program writes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.consumer.contract.verdict import Verdict
 
 app = typer.Typer(
-    help="Check a topic against its contract, whichever program writes it.", no_args_is_help=True
+    help="Check a topic against its contract, no matter which program writes it.", no_args_is_help=True
 )
 
 PRODUCERS = ("tidegate", "ticdc")
@@ -27,7 +27,7 @@ TABLES_SHOWN = 30
 
 @app.callback()
 def _root() -> None:
-    """Check a topic against its contract, whichever program writes it."""
+    """Check a topic against its contract, no matter which program writes it."""
 
 
 @app.command()
@@ -42,7 +42,8 @@ def check(
     producer: Annotated[
         str,
         typer.Option(
-            help="Whose promises: tidegate, or ticdc (rows and DDL of exactly Resolved may follow it)."
+            help="The producer whose promises are checked: tidegate, or ticdc (after its Resolved, "
+            "rows and DDL of the same ts may follow)."
         ),
     ] = PRODUCERS[0],
     config: Annotated[
@@ -51,10 +52,10 @@ def check(
             help="The changefeed's TOML file: its dispatchers, so that every row's place is judged."
         ),
     ] = None,
-    time_zone: Annotated[str, typer.Option(help="Zone of the topic's TIMESTAMP texts.")] = "UTC",
+    time_zone: Annotated[str, typer.Option(help="Time zone of TIMESTAMP texts in the topic.")] = "UTC",
     follow: Annotated[bool, typer.Option(help="At the end, keep reading until Ctrl-C.")] = False,
     remember: Annotated[
-        int, typer.Option(min=1_000, help="Changes that are remembered, about 250 bytes each.")
+        int, typer.Option(min=1_000, help="The number of changes to remember, about 250 bytes each.")
     ] = 500_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -47,24 +47,31 @@ def group() -> None:
 
 @app.command()
 def run(
-    data_dir: Annotated[Path, typer.Option(help="Where the store lives; made when missing.")],
+    data_dir: Annotated[Path, typer.Option(help="The folder of the store; created if it does not exist.")],
     pd: Annotated[
         str, typer.Option("--pd", help="Address to listen on; port 0 takes a free one.")
     ] = "127.0.0.1:2379",
-    regions: Annotated[int, typer.Option(min=1, help="Regions of a new cluster; it keeps its own.")] = 3,
+    regions: Annotated[
+        int,
+        typer.Option(
+            min=1, help="The number of regions of a new cluster; an existing one keeps its regions."
+        ),
+    ] = 3,
     stores: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=64,
-            help="TiKV stores of a new cluster, each with a server of its own; default 1. From 3 on each "
-            "region has 3 peers.",
+            help="The number of TiKV stores of a new cluster, each with its own server; default: 1. "
+            "With 3 or more, each region has 3 peers.",
         ),
     ] = None,
     store_port: Annotated[
         int,
         typer.Option(
-            min=0, max=65535, help="Port of the first of several stores, the others follow; 0: free ones."
+            min=0,
+            max=65535,
+            help="Port of the first of several stores; the others get the next ones. 0: free ports.",
         ),
     ] = 0,
     status_port: Annotated[
@@ -74,7 +81,7 @@ def run(
     region_split_mib: Annotated[
         int,
         typer.Option(
-            min=0, help="Split regions into parts of this size when they have outgrown it; 0: never."
+            min=0, help="Split each region that grows larger than this into parts of this size; 0: never."
         ),
     ] = 256,
     tso: Annotated[
@@ -88,7 +95,8 @@ def run(
         typer.Option(
             min=1,
             max=2,
-            help="For a new store; 2 has raw keys with versions, which can be captured, and keyspaces.",
+            help="The API version of a new store; 2 has keyspaces, and raw keys with versions, which "
+            "can be captured.",
         ),
     ] = None,
     keyspace: Annotated[
@@ -153,10 +161,10 @@ def load(
     ],
     pd: PdOption,
     until: Annotated[int | None, typer.Option(help="Load nothing above this ts.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Key changes a second at most.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="The most key changes per second.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Commit recorded change logs with exactly their timestamps; what is there already is skipped.
+    """Commit recorded change logs with their own timestamps, without the commits that exist already.
 
     The upstream must run with `--tso manual`; its TSO follows the log.
     """
@@ -206,9 +214,9 @@ def dump(
         list[str] | None, typer.Option(help="Only this table, db.table; may be repeated.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=0, help="Rows shown a table; default 20 for people, all with --json.")
+        int | None, typer.Option(min=0, help="Rows shown per table; default: 20, or all with --json.")
     ] = None,
-    system: Annotated[bool, typer.Option(help="Also the system schemas.")] = False,
+    system: Annotated[bool, typer.Option(help="Show the system schemas too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the tables as they are at one timestamp, decoded."""
@@ -247,14 +255,18 @@ def workload(
         int, typer.Option(help="The same seed makes the same changes, apart from timestamps.")
     ] = 1,
     rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Rows a second at most; default: as fast as it goes.")
+        float | None, typer.Option(min=0.001, help="The most rows per second; default: no limit.")
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(min=1, help="End after so many rows; default: at SIGTERM or Ctrl-C.")
+        int | None, typer.Option(min=1, help="End after this many rows; default: at SIGTERM or Ctrl-C.")
     ] = None,
     accounts: Annotated[int, typer.Option(min=2, help="Accounts of a new bank.")] = 2000,
-    threads: Annotated[int, typer.Option(min=1, help="Transactions committed side by side.")] = 4,
-    ddl_every: Annotated[int, typer.Option(min=0, help="A DDL after so many rows; 0: none.")] = 20_000,
+    threads: Annotated[
+        int, typer.Option(min=1, help="The number of transactions that are committed in parallel.")
+    ] = 4,
+    ddl_every: Annotated[
+        int, typer.Option(min=0, help="Run a DDL each time this many rows have changed; 0: none.")
+    ] = 20_000,
     row_checksum: Annotated[
         int | None,
         typer.Option(
@@ -266,7 +278,7 @@ def workload(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a bank: accounts, transfers that keep the sum, orders, and a DDL every now and then."""
+    """Run a bank: accounts, transfers that keep the sum, orders, and a DDL from time to time."""
     from tidegate.workload.bank import BankWorkload
 
     stop = _stop_on_signals()
@@ -313,7 +325,7 @@ def check_log_command(
         str, typer.Option(help="Protocol of the topic: see docs/formats/protocols.md.")
     ] = "open-protocol",
     until: Annotated[int | None, typer.Option(help="Only the log up to this ts.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Check every so many snapshots, the last always.")] = 1,
+    every: Annotated[int, typer.Option(min=1, help="Check each Nth snapshot, and always the last one.")] = 1,
     ids_per_stripe: Annotated[int, typer.Option(help="For the changefeed: see docs/stripes.md.")] = 0,
     as_json: JsonOption = False,
 ) -> None:

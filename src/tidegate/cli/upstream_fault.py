@@ -60,10 +60,15 @@ def stale_pd(pd: PdOption, state: OnOff, as_json: JsonOption = False) -> None:
 @app.command()
 def delay(
     pd: PdOption,
-    apply_ms: Annotated[float | None, typer.Option(help="Before each round of applies; 0: none.")] = None,
-    scan_ms: Annotated[float | None, typer.Option(help="Before each event of a scan; 0: none.")] = None,
+    apply_ms: Annotated[
+        float | None, typer.Option(help="Milliseconds to wait before each round of applies; 0: none.")
+    ] = None,
+    scan_ms: Annotated[
+        float | None, typer.Option(help="Milliseconds to wait before each event of a scan; 0: none.")
+    ] = None,
     snapshot_ms: Annotated[
-        float | None, typer.Option(help="Before the snapshot of a scan is taken; 0: none.")
+        float | None,
+        typer.Option(help="Milliseconds to wait before the snapshot of a scan is taken; 0: none."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -114,7 +119,7 @@ def congest(
     region: Annotated[int, typer.Option(help="The region; 0: all regions.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """End the registrations of change data that are there now with Congested."""
+    """End the present registrations of change data with the error Congested."""
     _set(pd, as_json, congest=region)
 
 
@@ -124,14 +129,17 @@ def quota(
     size: Annotated[
         int,
         typer.Argument(
-            metavar="BYTES", min=0, max=(1 << 63) - 1, help="The most bytes of unread events; 0: as usual."
+            metavar="BYTES",
+            min=0,
+            max=(1 << 63) - 1,
+            help="The most bytes of unread events; 0: the usual limit.",
         ),
     ],
     as_json: JsonOption = False,
 ) -> None:
     """Make streams of change data congest early.
 
-    Those that begin from now on hold so little for a client that reads slowly.
+    A stream that begins from now on keeps no more than this for a client that reads slowly.
     """
     _set(pd, as_json, quota_bytes=size)
 

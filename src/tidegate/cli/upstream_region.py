@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show, split, merge and move regions.", no_args_is_help=True)
 
 PdOption = Annotated[str, typer.Option("--pd", help="PD's address, host:port.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 RegionArgument = Annotated[int, typer.Argument(metavar="REGION", help="The region's id, see `region list`.")]
 
 
@@ -37,7 +37,7 @@ def group() -> None:
 @app.command("list")
 def list_regions(
     pd: PdOption,
-    limit: Annotated[int, typer.Option(min=0, help="Show so many at most; 0: all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="The most regions to show; 0: all.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """List the regions in key order: range (hex of encoded keys), epoch, leader, peers and their roles."""
@@ -59,7 +59,8 @@ def list_regions(
 def split(
     pd: PdOption,
     region: Annotated[
-        int, typer.Argument(metavar="[REGION]", help="The region's id; without it, whichever holds the keys.")
+        int,
+        typer.Argument(metavar="[REGION]", help="The region's id; default: the region that holds the keys."),
     ] = 0,
     key: Annotated[
         list[str] | None,
@@ -82,11 +83,13 @@ def merge(
     region: RegionArgument,
     into: Annotated[
         int,
-        typer.Option(help="The neighbour that takes it in; default: the next, or the one before the last."),
+        typer.Option(
+            help="The neighbour that takes it in; default: the next one, or the one before if it is the last."
+        ),
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge a region into a neighbour; shows the result. Peers elsewhere are moved first."""
+    """Merge a region into a neighbour; shows the result. Its peers move to the neighbour's stores first."""
     with _control(pd) as control:
         _show(control.merge(region, into), as_json)
 
@@ -95,7 +98,7 @@ def merge(
 def transfer(
     pd: PdOption,
     region: RegionArgument,
-    to_store: Annotated[int, typer.Option(help="The store whose peer shall lead.")],
+    to_store: Annotated[int, typer.Option(help="The store whose peer becomes the leader.")],
     as_json: JsonOption = False,
 ) -> None:
     """Move the leadership of a region to another store."""
@@ -108,10 +111,10 @@ def move(
     pd: PdOption,
     region: RegionArgument,
     from_store: Annotated[int, typer.Option(help="The store that gives its peer up.")],
-    to_store: Annotated[int, typer.Option(help="The store that gets one.")],
+    to_store: Annotated[int, typer.Option(help="The store that gets the peer.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Move a region's peer from one store to another; a leader moves along."""
+    """Move a region's peer from one store to another; a leader stays the leader."""
     with _control(pd) as control:
         _show(control.move(region, from_store, to_store), as_json)
 
@@ -137,7 +140,7 @@ def peers(
     leave: Annotated[bool, typer.Option("--leave", help="End the joint state.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Change a region's voters and learners; options may be repeated, and several changes are joint."""
+    """Change a region's voters and learners; options may be repeated. Several changes are made jointly."""
     if bool(voter or learner or remove) is leave:
         raise typer.BadParameter("name voters, learners or removals, or say --leave", param_hint="changes")
     with _control(pd) as control:

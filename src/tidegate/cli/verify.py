@@ -37,11 +37,14 @@ def verify(
     ] = "",
     repair: Annotated[
         str,
-        typer.Option(help="'apply': make the target equal; or a file for Spark SQL that does, '-' to print."),
+        typer.Option(
+            help="'apply': make the target equal. A path: write Spark SQL that makes it equal to this "
+            "file; '-': print it."
+        ),
     ] = "",
     limit: Annotated[int, typer.Option(min=0, help="Differing rows shown per table.")] = 20,
     most: Annotated[
-        int, typer.Option(min=1, help="End the search when so many differing rows are known.")
+        int, typer.Option(min=1, help="End the search when this many differing rows are known.")
     ] = 10_000,
     master: Annotated[str, typer.Option(help="Spark master.")] = "local[*]",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

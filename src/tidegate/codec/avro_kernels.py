@@ -96,6 +96,9 @@ from tidegate.tidb.kernels.float import single_bits
 from tidegate.tidb.kernels.json import put_json
 from tidegate.tidb.kernels.text import (
     BYTES_OF_DIGITS,
+    DECIMAL_FRAC_AT,
+    DECIMAL_HEAD,
+    DECIMAL_PLUS,
     I64,
     POWERS_OF_TEN,
     U64,
@@ -238,10 +241,10 @@ def put_decimal_bytes(out: int, addr: int, scale: int, scratch: int) -> int:
 
     Digits that fit one 64-bit number stay in a register: that covers DECIMAL(18) and below.
     """
-    frac = I64(load_u8(addr + 1))
+    frac = I64(load_u8(addr + DECIMAL_FRAC_AT))
     whole = I64(load_u8(addr)) - frac
-    digits = addr + 2
-    negative = load_u8(digits) & 0x80 == 0
+    digits = addr + DECIMAL_HEAD
+    negative = load_u8(digits) & DECIMAL_PLUS == 0
     flip = -1 if negative else 0
     # 10**18 is below 2**63, so no product or sum of these digits overflows.
     small = whole + max(frac, scale) <= 18

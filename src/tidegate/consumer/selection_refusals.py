@@ -65,7 +65,7 @@ def marked_otherwise(old: Name, new: Name, where: str) -> Fatal:
     return Fatal(
         "a table would keep its deleted rows in another way",
         where=f"{dotted(old)} to {dotted(new)}: {where}",
-        why="--soft-delete names another column for them, or none, and deleted rows would appear again",
+        why="--soft-delete names another column for it, or none, and deleted rows would appear again",
         fix=f"{_NEW_TARGET}: a --soft-delete with the same column for both tables",
     )
 

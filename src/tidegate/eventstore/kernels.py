@@ -60,6 +60,13 @@ ROW_MASK: Final = 0xFFFFFFFF
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
+_DELETES: Final = 0
+_UPDATES: Final = 1
+_INSERTS: Final = 2
+"""The classes of operations, in the order that they have within a transaction. An update is a put over an old
+value.
+"""
+
 _DIGIT: Final = 11
 _BUCKETS: Final = 1 << _DIGIT
 _INSERTION: Final = 24
@@ -74,10 +81,10 @@ def _size(table: I64, ref: int, at: int) -> int:
 
 @inline
 def _class(table: I64, ref: int) -> int:
-    """The class of a row's operation. A transaction's deletes (0) precede updates (1), then inserts (2)."""
+    """The class of a row's operation, see _DELETES."""
     if load_u8(table[ref >> BLOCK_SHIFT, OP] + (ref & ROW_MASK)) == OP_DELETE:
-        return 0
-    return 1 if _size(table, ref, OLD_AT) > 0 else 2
+        return _DELETES
+    return _UPDATES if _size(table, ref, OLD_AT) > 0 else _INSERTS
 
 
 @inline

@@ -95,7 +95,7 @@ def rest() -> bool:
 
 
 def forget_some() -> None:
-    """Close workers that were not used for long or are over, and the oldest ones beyond `WORKERS_MAX`."""
+    """Close workers that ended or were not used for `IDLE_S`, and the oldest ones beyond `WORKERS_MAX`."""
     since = time.monotonic() - IDLE_S
     for number, (key, kept) in enumerate(list(WORKERS.items())):
         many = len(WORKERS) - number >= WORKERS_MAX

@@ -4,14 +4,14 @@ The client's stream loop (`kvclient.stream_loop`), one thread for all streams, p
 into a queue, which is bounded by the stream's share of the process's `budget`. When the queue is full, the
 loop no longer extends the store's HTTP/2 flow-control window, so the store must wait (back-pressure). The
 *worker*, a thread of this stream only, takes all queued messages (at most `BATCH_BYTES`), runs the matcher
-over them in compiled code and passes the results to its owner in the order of arrival. When the stream ends,
-for whatever reason, the worker first processes all received messages and then calls `lost`, once, as its last
-call.
+over them in compiled code and passes the results to its receiver in the order of arrival. When the stream
+ends, for whatever reason, the worker first processes all received messages and then calls `lost`, once, as
+its last call.
 
 If a mark arrives while the worker waits for messages, the loop raises it itself, because waking a thread
 costs more, and all stores send marks all the time. The order is preserved, because the worker can receive
-nothing meanwhile. If more than raising marks may follow, or the owner would have to wait, the mark goes to
-the worker (`BlockMatcher.feed_marks`, `Owner.may_wait`).
+nothing meanwhile. If more than raising marks may follow, or the receiver would have to wait, the mark goes to
+the worker (`BlockMatcher.feed_marks`, `StreamReceiver.may_wait`).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ QUIET_S: Final = 2.0
 all streams are quiet, the loop gathers their messages and wakes up less often."""
 
 
-class Owner(Protocol):
+class StreamReceiver(Protocol):
     """The receiver of a stream's results. Called in the worker's thread, or, where noted, in the loop's."""
 
     @property
     def may_wait(self) -> bool:
-        """Whether marks must go to `matched`, as rows do, because the owner may have to wait for room."""
+        """Whether marks must go to `matched`, as rows do, because the receiver may have to wait for room."""
         ...
 
     def risen(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
@@ -153,7 +153,7 @@ class Stream:
         channels: ChannelPool,
         address: str,
         cluster_id: int,
-        owner: Owner,
+        receiver: StreamReceiver,
         *,
         raw: bool = False,
         trust_empty: bool = False,
@@ -165,7 +165,7 @@ class Stream:
         `raw`: the keys are RawKV's. `trust_empty`: see `Matcher`. `memory`: the memory that the streams of
         this process share. `spill_to`: this stream's own folder for open transactions that do not fit in it.
         """
-        self.store_id, self._cluster_id, self._owner = store_id, cluster_id, owner
+        self.store_id, self._cluster_id, self._receiver = store_id, cluster_id, receiver
         self._spill = spill_to
         self._kv_api = cdcpb.ChangeDataRequest.RawKV if raw else cdcpb.ChangeDataRequest.TiDB
         self.messages = self.bytes = self.rows = 0
@@ -275,11 +275,11 @@ class Stream:
         self.bytes += sum(map(len, messages))
         # `is_awaited` is read without the lock: while it is true, only a `put` in this thread makes it
         # false.
-        if self._queue.is_awaited and not self._doubted and not self._owner.may_wait:
+        if self._queue.is_awaited and not self._doubted and not self._receiver.may_wait:
             with suppress(Retryable):  # a malformed message: the worker finds it too, and ends the stream
                 risen = self.matcher.feed_marks(messages)
                 if risen is not None:
-                    self._owner.risen(*risen)
+                    self._receiver.risen(*risen)
                     return True
         return self._queue.put(messages)
 
@@ -306,19 +306,19 @@ class Stream:
                 self.rows += matched.changes
                 if matched.rows or matched.changes:
                     self._call.hurry(QUIET_S)
-                self._owner.matched(self, matched)
+                self._receiver.matched(self, matched)
                 self._relieve()
         except TidegateError as raised:
             self._why, error = raised.render(), raised if isinstance(raised, Fatal) else None
         except Exception as raised:  # a defect must stop the puller with its reason, not hang it
             where = f"store {self.store_id}"
             error = Fatal("the change feed's worker failed", where=where, why=repr(raised), fix=DEFECT)
-        # First the call, so that no more messages come; `lost` last, because the owner may open a new
+        # First the call, so that no more messages come; `lost` last, because the receiver may open a new
         # stream at once.
         self._call.cancel()
         self._queue.close()
         self.matcher.close()
-        self._owner.lost(self, error, self._why)
+        self._receiver.lost(self, error, self._why)
 
     def _look_for_doubted(self, messages: Sequence[bytes]) -> None:
         doubted = self._doubted
@@ -339,16 +339,16 @@ class Stream:
                 self.matcher.relieve()
                 for matched in self.matcher.join():
                     self.rows += matched.changes
-                    self._owner.matched(self, matched)
+                    self._receiver.matched(self, matched)
             except DiskFull as error:
                 held_up = True
-                if not self._owner.held_up(self, error):
+                if not self._receiver.held_up(self, error):
                     return
                 continue
             if held_up:
-                self._owner.held_up(self, None)
+                self._receiver.held_up(self, None)
             return
 
 
-OpenStream = Callable[[int, Owner], Stream]
+OpenStream = Callable[[int, StreamReceiver], Stream]
 """Opens a stream to a store; raises Retryable if PD does not know the store."""

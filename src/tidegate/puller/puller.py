@@ -51,7 +51,7 @@ from tidegate.puller.registrar import Registrar
 from tidegate.puller.safe_points import OnRefused, SafePoints
 from tidegate.puller.sealer import Sealer
 from tidegate.puller.span_table import SpanTable
-from tidegate.puller.store_protocol import Sink
+from tidegate.puller.store_protocol import ChangeStore
 from tidegate.puller.stuck_spans import StuckSpans
 from tidegate.puller.upkeep import Upkeep
 from tidegate.puller.watched_span import Locate, WatchedSpan
@@ -71,7 +71,7 @@ class Puller:
     def __init__(
         self,
         pd: PdClient,
-        store: Sink,
+        store: ChangeStore,
         *,
         seal_interval_s: float = 0.01,
         spill: Path | None = None,
@@ -151,35 +151,35 @@ class Puller:
         if known is not None and known.guarded != guarded:
             known.guarded = guarded
             self._inbox.put(self._registrar.try_refused)
-        if known is not None and known.sink.complete_from <= start_ts:
+        if known is not None and known.changes.complete_from <= start_ts:
             if self._on_watch is not None:
                 self._on_watch(span, start_ts)
             return
-        sink = known.sink if known is not None else self._store.open_span(span)
+        changes = known.changes if known is not None else self._store.open_span(span)
         if (
             guarded
             and start_ts < self._safe_points.of(span)
-            and not sink.complete_from <= start_ts <= sink.resolved
+            and not changes.complete_from <= start_ts <= changes.resolved
         ):
             self._safe_points.refuse(span, start_ts)
             return
         begin = start_ts
-        if self._on_watch is not None and start_ts < sink.complete_from < sink.resolved:
+        if self._on_watch is not None and start_ts < changes.complete_from < changes.resolved:
             # Continue with the part that the store has, because other feeds read it and would have to wait if
             # the span were pulled again from the beginning.
             if known is not None:
                 self._on_watch(span, start_ts)
                 return
-            begin = sink.resolved
+            begin = changes.resolved
         self.unwatch(span)
-        sink = self._store.open_span(span)
-        sink.begin(begin)
+        changes = self._store.open_span(span)
+        changes.begin(begin)
         if self._on_watch is not None:
             # Called even if nothing is missing, because it replaces the ts that an earlier `watch` wanted.
             self._on_watch(span, start_ts)
         watched_span = self._spans.add(
             span,
-            sink,
+            changes,
             self._registrar.new_request_id(),
             records=self._kv_mode == TABLE_MODE and len(stripe_ids(span)) > 0,
             guarded=guarded,
@@ -209,7 +209,7 @@ class Puller:
 
     def _leave(self, watched_span: WatchedSpan, left: threading.Event) -> None:
         self._registrar.leave(watched_span)
-        watched_span.sink.close()
+        watched_span.changes.close()
         left.set()
 
     def status(self) -> list[SpanStatus]:
@@ -321,7 +321,7 @@ class Puller:
         for number, block in matched.blocks:
             watched_span = self._spans.numbered(number)
             if watched_span is not None:
-                watched_span.sink.append(block)
+                watched_span.changes.append(block)
                 watched_span.rows += block.num_rows
                 watched_span.bytes += block.nbytes
         if matched.blocks:

@@ -16,7 +16,7 @@ from tidegate.clock import Clock
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model import timestamp
 from tidegate.model.timestamp import Timestamp
-from tidegate.puller.store_protocol import Sink
+from tidegate.puller.store_protocol import ChangeStore
 from tidegate.puller.watched_span import WatchedSpan
 
 SEAL_REST: Final = 4
@@ -41,7 +41,7 @@ class Sealer:
 
     def __init__(
         self,
-        store: Sink,
+        store: ChangeStore,
         minima: Callable[[], list[tuple[WatchedSpan, Timestamp]]],
         interval_s: float,
         clock: Clock,
@@ -119,8 +119,8 @@ class Sealer:
             minima = self._minima()
             now = self._clock.monotonic()
             for watched_span, least in minima:
-                if watched_span.sink.resolved < least < timestamp.MAX and not watched_span.gone:
-                    watched_span.sink.seal(least)
+                if watched_span.changes.resolved < least < timestamp.MAX and not watched_span.gone:
+                    watched_span.changes.seal(least)
                     watched_span.moved_at = now
             self._store.publish()
 

@@ -19,7 +19,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
-from tidegate.puller.store_protocol import Sink, SpanSink
+from tidegate.puller.store_protocol import ChangeStore, SpanChanges
 
 LOOK_S: Final = 0.02
 
@@ -28,20 +28,20 @@ def repair_segment(
     pd: PdClient,
     span: Span,
     upto: Timestamp,
-    sink: Sink,
+    store: ChangeStore,
     closing: threading.Event,
     kv_mode: str,
     memory: StreamMemory | None = None,
 ) -> None:
-    """Pull a span's commits up to `upto` into a new `sink`, from the resolved ts that the sink has for it.
+    """Pull a span's commits up to `upto` into a new `store`, from the resolved ts that it has for the span.
 
     `memory`: shared by its streams with others. Raises Retryable if `closing` is set before it is done, or
     the error that ended the puller.
     """
-    bounded = Bounded(sink)
+    bounded = Bounded(store)
     # Before `watch`, which opens the span through `bounded`.
     bounded.upto[span] = upto
-    target = sink.open_span(span)
+    target = store.open_span(span)
     puller = Puller(pd, bounded, kv_mode=kv_mode, memory=memory)
     try:
         puller.watch(span, target.resolved)
@@ -55,67 +55,67 @@ def repair_segment(
 
 
 class _UpTo:
-    """A span's sink that ignores rows above a ts."""
+    """The changes of a span without rows above a ts."""
 
-    def __init__(self, sink: SpanSink, upto: Timestamp) -> None:
-        self._sink, self._upto = sink, upto
+    def __init__(self, changes: SpanChanges, upto: Timestamp) -> None:
+        self._changes, self._upto = changes, upto
 
     @property
     def resolved(self) -> Timestamp:
-        return self._sink.resolved
+        return self._changes.resolved
 
     @property
     def ranges(self) -> Sequence[tuple[Span, Timestamp]]:
-        return self._sink.ranges
+        return self._changes.ranges
 
     @property
     def disk_bytes(self) -> int:
-        return self._sink.disk_bytes
+        return self._changes.disk_bytes
 
     @property
     def complete_from(self) -> Timestamp:
-        return self._sink.complete_from
+        return self._changes.complete_from
 
     def begin(self, start_ts: Timestamp) -> None:
-        self._sink.begin(start_ts)
+        self._changes.begin(start_ts)
 
     def append(self, block: pa.RecordBatch) -> None:
         # The store has the rows above in other segments.
         wanted = pc.less_equal(block.column(0), pa.scalar(self._upto, pa.uint64()))
-        self._sink.append(block.filter(wanted))
+        self._changes.append(block.filter(wanted))
 
     def seal(self, resolved: Timestamp) -> None:
-        self._sink.seal(resolved)
+        self._changes.seal(resolved)
 
     def keep(self, ranges: Sequence[tuple[Span, Timestamp]]) -> None:
         """Do nothing: after a restart the range is pulled from the beginning."""
 
     def shed(self) -> None:
-        self._sink.shed()
+        self._changes.shed()
 
     def close(self) -> None:
-        """Do nothing: the caller reads the sink afterwards."""
+        """Do nothing: the caller reads them afterwards."""
 
 
 class Bounded:
-    """A sink whose spans ignore rows above a ts each; otherwise it delegates to the given sink."""
+    """A store whose spans ignore rows above a ts each; otherwise it delegates to the given store."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+    def __init__(self, store: ChangeStore) -> None:
+        self._store = store
         self.upto: dict[Span, Timestamp] = {}
         """The largest commit_ts of each span; set before the span is watched."""
 
     @property
     def held_bytes(self) -> int:
-        return self._sink.held_bytes
+        return self._store.held_bytes
 
     @property
     def pressure(self) -> str:
-        return self._sink.pressure
+        return self._store.pressure
 
     @property
     def disk_bytes(self) -> int:
-        return self._sink.disk_bytes
+        return self._store.disk_bytes
 
     @property
     def over_quota(self) -> bool:
@@ -129,20 +129,20 @@ class Bounded:
 
     @property
     def used_bytes(self) -> int:
-        return self._sink.used_bytes
+        return self._store.used_bytes
 
     @property
     def has_room(self) -> bool:
-        return self._sink.has_room
+        return self._store.has_room
 
     def charge(self, memory: int = 0, disk: int = 0) -> None:
-        self._sink.charge(memory, disk)
+        self._store.charge(memory, disk)
 
     def recover(self) -> None:
-        self._sink.recover()
+        self._store.recover()
 
-    def open_span(self, span: Span) -> SpanSink:
-        return _UpTo(self._sink.open_span(span), self.upto[span])
+    def open_span(self, span: Span) -> SpanChanges:
+        return _UpTo(self._store.open_span(span), self.upto[span])
 
     def publish(self) -> None:
-        self._sink.publish()
+        self._store.publish()

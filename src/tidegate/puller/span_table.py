@@ -24,7 +24,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
-from tidegate.puller.store_protocol import SpanSink
+from tidegate.puller.store_protocol import SpanChanges
 from tidegate.puller.watched_span import RegisteredRange, WatchedSpan
 
 
@@ -53,15 +53,15 @@ class SpanTable:
             return list(self._by_span.values())
 
     def add(
-        self, span: Span, sink: SpanSink, request_id: int, *, records: bool, guarded: bool, now: float
+        self, span: Span, changes: SpanChanges, request_id: int, *, records: bool, guarded: bool, now: float
     ) -> WatchedSpan:
-        """Watch a span above its sink's ts. `now`: monotonic seconds; for the rest see `WatchedSpan`."""
+        """Watch a span above its resolved ts. `now`: monotonic seconds; for the rest see `WatchedSpan`."""
         with self._state:
             number = len(self._spans)  # never used twice: a stream may still hold rows of an older one
-            free_mark = self._frontier.hold(number, sink.resolved)
-            lock = RangeLock(span, sink.ranges)
+            free_mark = self._frontier.hold(number, changes.resolved)
+            lock = RangeLock(span, changes.ranges)
             watched_span = WatchedSpan(
-                number, request_id, span, sink, lock, free_mark, records=records, guarded=guarded
+                number, request_id, span, changes, lock, free_mark, records=records, guarded=guarded
             )
             watched_span.request_ids.add(watched_span.request_id)
             watched_span.moved_at = now
@@ -117,8 +117,8 @@ class SpanTable:
     def restart(self, watched_span: WatchedSpan) -> None:
         """Begin a span again at its resolved ts. All its ranges must have been unlocked."""
         with self._state:
-            watched_span.lock = RangeLock(watched_span.span, watched_span.sink.resolved)
-            self._frontier.put(watched_span.free_mark, watched_span.sink.resolved)
+            watched_span.lock = RangeLock(watched_span.span, watched_span.changes.resolved)
+            self._frontier.put(watched_span.free_mark, watched_span.changes.resolved)
 
     def advance(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
         """Raise marks. All rows at or below them must have been appended."""

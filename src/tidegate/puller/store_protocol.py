@@ -11,7 +11,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 
 
-class SpanSink(Protocol):
+class SpanChanges(Protocol):
     """The store of one span's changes: `eventstore.span_store.SpanStore`."""
 
     @property
@@ -59,7 +59,7 @@ class SpanSink(Protocol):
         ...
 
 
-class Sink(Protocol):
+class ChangeStore(Protocol):
     """The store of all spans' changes: `eventstore.store.EventStore`."""
 
     @property
@@ -105,7 +105,7 @@ class Sink(Protocol):
         """Check whether a full disk has room again."""
         ...
 
-    def open_span(self, span: Span) -> SpanSink:
+    def open_span(self, span: Span) -> SpanChanges:
         """The store of one span."""
         ...
 

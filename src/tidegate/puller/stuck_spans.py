@@ -22,7 +22,7 @@ class StuckSpans:
         """The spans."""
         now = self._clock.monotonic()
         return [
-            Stuck(watched_span.sink.resolved, partial(self._behind, watched_span))
+            Stuck(watched_span.changes.resolved, partial(self._behind, watched_span))
             for watched_span in self._spans.all()
             if now - watched_span.moved_at >= STUCK_S
         ]

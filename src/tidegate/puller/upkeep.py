@@ -24,7 +24,7 @@ from tidegate.puller.region_feed import History
 from tidegate.puller.registrar import Registrar
 from tidegate.puller.sealer import Sealer
 from tidegate.puller.span_table import SpanTable
-from tidegate.puller.store_protocol import Sink
+from tidegate.puller.store_protocol import ChangeStore
 from tidegate.puller.watched_span import Locate, RegisteredRange, WatchedSpan
 
 LOG: Final = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Upkeep:
 
     def __init__(
         self,
-        store: Sink,
+        store: ChangeStore,
         spans: SpanTable,
         registrar: Registrar,
         sealer: Sealer,
@@ -73,7 +73,7 @@ class Upkeep:
         spilled = self._count_spilled()
         spans = self._spans.all()
         # A paused span uses space, too, but giving it up once more frees none.
-        taken = {w: w.sink.disk_bytes + spilled[w] for w in spans if not w.paused}
+        taken = {w: w.changes.disk_bytes + spilled[w] for w in spans if not w.paused}
         action = self.backpressure.look(
             store.pressure,
             # A single span that is given up early helps no other span.
@@ -161,7 +161,7 @@ class Upkeep:
             self._registrar.release_all(watched_span)
             self._spans.restart(watched_span)
             try:
-                watched_span.sink.shed()
+                watched_span.changes.shed()
             except Retryable as error:
                 event(LOG, logging.WARNING, "a span's data was not discarded", error=error.what)
 
@@ -177,9 +177,9 @@ class Upkeep:
         The largest resolved ts of all spans shows the current ts of the upstream: usually that of the DDL
         span, which every changefeed of tables follows.
         """
-        limit = max((w.sink.resolved for w in spans), default=0) - timestamp.compose(BEHIND_MS)
+        limit = max((w.changes.resolved for w in spans), default=0) - timestamp.compose(BEHIND_MS)
         for watched_span in spans:
-            if not watched_span.records or watched_span.paused or watched_span.sink.resolved >= limit:
+            if not watched_span.records or watched_span.paused or watched_span.changes.resolved >= limit:
                 continue
             ranges = self._spans.ranges(watched_span)
             near = [ts for _, ts in ranges if ts >= limit]
@@ -193,6 +193,6 @@ class Upkeep:
     def keep(self, watched_span: WatchedSpan, ranges: list[tuple[Span, Timestamp]] | None = None) -> None:
         """Store the changes and ts of each range (or of `ranges`), so that a restart resumes from there."""
         try:
-            watched_span.sink.keep(ranges or self._spans.ranges(watched_span))
+            watched_span.changes.keep(ranges or self._spans.ranges(watched_span))
         except Retryable as error:
             event(LOG, logging.WARNING, "a restart will pull more than necessary", error=error.what)

@@ -16,7 +16,7 @@ from tidegate.puller.event_feed import Stream
 from tidegate.puller.match.matched import Registration
 from tidegate.puller.range_lock import RangeLock
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
-from tidegate.puller.store_protocol import SpanSink
+from tidegate.puller.store_protocol import SpanChanges
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +26,7 @@ class WatchedSpan:
     number: int
     request_id: int
     span: Span
-    sink: SpanSink
+    changes: SpanChanges
     lock: RangeLock
     free_mark: int
     gone: bool = False
@@ -57,7 +57,7 @@ class WatchedSpan:
         waiting = waiting or (f"{scanning} regions being scanned" if scanning else "")
         return SpanStatus(
             span_id(self.span, kv_mode),
-            resolved=self.sink.resolved,
+            resolved=self.changes.resolved,
             rows=self.rows,
             bytes=self.bytes,
             regions=len(self.feeds),

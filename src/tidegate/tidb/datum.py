@@ -59,7 +59,7 @@ def encode_key(datums: Iterable[Datum]) -> bytes:
 
 
 def encode(datum: Datum) -> bytes:
-    """Flag and value."""
+    """The bytes of a datum: its flag, then its value."""
     return bytes([datum.flag]) + _encode_value(datum)
 
 

@@ -186,7 +186,7 @@ class DdlRun:
         name = identity(message)
         if self._begun is not None and self._begun["name"] != name:
             raise Fatal(
-                "another DDL was begun than the one that comes",
+                "the next DDL is not the one that was begun",
                 where=f"{message.schema}.{message.table} at ts {message.ts}",
                 why=f"begun: {self._begun['query'][:200]}",
                 fix="start a new target, and report this",
@@ -215,10 +215,10 @@ class DdlRun:
         other = isinstance(first, AlterTable) and begun.get("alters", first.text) != first.text
         if first is None or other:
             raise Fatal(
-                "a DDL was begun that is another now",
+                "a DDL that was begun would run with other statements now",
                 where=f"{message.schema}.{message.table} at ts {message.ts}: {message.query[:200]}",
-                why="it was interrupted under another --schema-changes, and may have changed the table",
-                fix="start with the --schema-changes of before; it may be another when the DDL is done",
+                why="it began under another --schema-changes, and may have changed the table",
+                fix="start with the earlier --schema-changes; change it after the DDL is done",
             )
 
     def _plan(

@@ -6,7 +6,7 @@ message. A message that is not well-formed, or that has groups, which cdcpb neve
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -102,11 +102,15 @@ _ENTRIES, _ERROR, _RESOLVED = _field(Event, "entries"), _field(Event, "error"), 
 _ADMIN, _LONG = _field(Event, "admin"), _field(Event, "long_txn")
 _TS, _RESOLVED_REQUEST, _REGIONS = (_field(ResolvedTs, name) for name in ("ts", "request_id", "regions"))
 
+_MORE: Final = 0x80
+"""The bit of a varint's byte that is set if another byte follows. The last byte is below it."""
+_MORE_WORD: Final = np.uint64(_MORE)
+
 
 @inline
 def read_varint(at: int, end: int) -> tuple[Any, Any]:
     """The varint at `at` and the address after it; address 0 if it is cut off or longer than 10 bytes."""
-    if at < end and load_u8(at) < 0x80:
+    if at < end and load_u8(at) < _MORE:
         return np.uint64(load_u8(at)), at + 1
     # A varint has at most ten bytes, so nothing behind `end` is read.
     if end - at >= 10:
@@ -117,7 +121,7 @@ def read_varint(at: int, end: int) -> tuple[Any, Any]:
         byte = np.uint64(load_u8(at))
         at += 1
         value |= (byte & np.uint64(0x7F)) << np.uint64(shift)
-        if byte < np.uint64(0x80):
+        if byte < _MORE_WORD:
             return value, at
         shift += 7
     return np.uint64(0), 0
@@ -143,9 +147,9 @@ def _wide_varint(at: int) -> tuple[Any, Any]:
         return word, at + size
     ninth, tenth = np.uint64(load_u8(at + 8)), np.uint64(load_u8(at + 9))
     word |= (ninth & np.uint64(0x7F)) << np.uint64(56)
-    if ninth < np.uint64(0x80):
+    if ninth < _MORE_WORD:
         return word, at + 9
-    if tenth < np.uint64(0x80):
+    if tenth < _MORE_WORD:
         return word | (tenth << np.uint64(63)), at + 10
     return np.uint64(0), 0
 
@@ -171,7 +175,7 @@ def skip_field(wire: int, at: int, end: int) -> Any:
 @inline
 def _size(at: int) -> tuple[Any, Any]:
     """The length at `at` and the address after it; ten bytes must be readable."""
-    if load_u8(at) < 0x80:
+    if load_u8(at) < _MORE:
         return np.uint64(load_u8(at)), at + 1
     return _wide_varint(at)
 
@@ -200,7 +204,7 @@ def _scan_usual_row(at: int, end: int, rows: int, row: int) -> bool:
     if load_u8(at) == OP_TAG:
         op, at = np.uint64(load_u8(at + 1)), at + 2
     # A kind or operation of more than one byte has another form; the general scan reads it.
-    if at > end or kind >= np.uint64(0x80) or op >= np.uint64(0x80):
+    if at > end or kind >= _MORE_WORD or op >= _MORE_WORD:
         return False
     if load_u8(at) == KEY_TAG:
         key_size, key = _size(at + 1)

@@ -39,6 +39,9 @@ from tidegate.tidb.kernels.text import (
     BYTES_OF_DIGITS,
     DATE_TEXT,
     DATETIME_TEXT,
+    DECIMAL_FRAC_AT,
+    DECIMAL_HEAD,
+    DECIMAL_PLUS,
     DECIMAL_TEXT,
     DURATION_TEXT,
     I64,
@@ -199,10 +202,10 @@ def shift_in(out: int, factor: Any, word: int) -> bool:
 @inline
 def unscaled(addr: int, scale: int, out: int) -> bool:
     """A decimal as a signed 128-bit number of units of 10**-scale; False if digits would be lost."""
-    frac = I64(load_u8(addr + 1))
+    frac = I64(load_u8(addr + DECIMAL_FRAC_AT))
     integer = I64(load_u8(addr)) - frac
-    digits = addr + 2
-    flip = -1 if load_u8(digits) & 0x80 == 0 else 0
+    digits = addr + DECIMAL_HEAD
+    flip = -1 if load_u8(digits) & DECIMAL_PLUS == 0 else 0
     store_u64(out, 0)
     store_u64(out + UPPER_HALF, 0)
     if frac > scale:
@@ -236,9 +239,9 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
 @inline
 def small_unscaled(addr: int, integer: int, frac: int) -> int:
     """The digits of a decimal as one number; there are at most `_SMALL_DIGITS`."""
-    at = addr + 2
-    flip = -1 if load_u8(at) & 0x80 == 0 else 0
-    sign = 0x80
+    at = addr + DECIMAL_HEAD
+    flip = -1 if load_u8(at) & DECIMAL_PLUS == 0 else 0
+    sign = DECIMAL_PLUS
     value = 0
     lead = integer % 9
     if lead > 0:
@@ -262,7 +265,7 @@ def small_unscaled(addr: int, integer: int, frac: int) -> int:
 @inline
 def put_unscaled(out: int, addr: int, scale: int) -> bool:
     """Write a decimal as decimal128 of a scale; False if digits would be lost."""
-    frac = I64(load_u8(addr + 1))
+    frac = I64(load_u8(addr + DECIMAL_FRAC_AT))
     integer = I64(load_u8(addr)) - frac
     if frac > scale or integer + scale > _SMALL_DIGITS:
         return unscaled(addr, scale, out)

@@ -45,6 +45,26 @@ _QUOTES: Final = U64(0x2222222222222222)
 _BACKSLASHES: Final = U64(0x5C5C5C5C5C5C5C5C)
 _SPACES: Final = U64(0x2020202020202020)
 
+_LEAD_MIN: Final = 0xC2
+_LEAD_3: Final = 0xE0
+_LEAD_4: Final = 0xF0
+_LEAD_MAX: Final = 0xF4
+"""The first bytes of UTF-8 characters of more than one byte: the least of all, the least of 3 and of 4 bytes,
+and the greatest of all. Lower ones would begin overlong forms, higher ones numbers above U+10FFFF.
+"""
+_LEAD_SURROGATES: Final = 0xED
+_NEXT_MIN: Final = 0x80
+_NEXT_MAX: Final = 0xBF
+"""The limits of each further byte. Four first bytes narrow those of the second byte."""
+_NEXT_MIN_OF_3: Final = 0xA0
+"""After _LEAD_3: lower ones are overlong forms."""
+_NEXT_MIN_OF_4: Final = 0x90
+"""After _LEAD_4: the same."""
+_NEXT_MAX_OF_SURROGATES: Final = 0x9F
+"""After _LEAD_SURROGATES: higher ones are surrogates."""
+_NEXT_MAX_OF_LAST: Final = 0x8F
+"""After _LEAD_MAX: higher ones are numbers above U+10FFFF."""
+
 
 @inline
 def plain_eight(word: int) -> bool:
@@ -65,29 +85,29 @@ def utf8_size(addr: int, room: int) -> int:
     and the Unicode standard (3.9, "maximal subpart") count it so for replacement.
     """
     lead = I64(load_u8(addr))
-    if lead < 0xC2 or lead > 0xF4:
+    if lead < _LEAD_MIN or lead > _LEAD_MAX:
         return -1
-    size = 2 if lead < 0xE0 else (3 if lead < 0xF0 else 4)
+    size = 2 if lead < _LEAD_3 else (3 if lead < _LEAD_4 else 4)
     # Some first bytes restrict the second one. Otherwise overlong forms, surrogates and numbers above
     # U+10FFFF would pass.
-    low = 0x80
-    high = 0xBF
-    if lead == 0xE0:
-        low = 0xA0
-    elif lead == 0xED:
-        high = 0x9F
-    elif lead == 0xF0:
-        low = 0x90
-    elif lead == 0xF4:
-        high = 0x8F
+    low = _NEXT_MIN
+    high = _NEXT_MAX
+    if lead == _LEAD_3:
+        low = _NEXT_MIN_OF_3
+    elif lead == _LEAD_SURROGATES:
+        high = _NEXT_MAX_OF_SURROGATES
+    elif lead == _LEAD_4:
+        low = _NEXT_MIN_OF_4
+    elif lead == _LEAD_MAX:
+        high = _NEXT_MAX_OF_LAST
     for i in range(1, size):
         if i >= room:
             return -i
         byte = I64(load_u8(addr + i))
         if byte < low or byte > high:
             return -i
-        low = 0x80
-        high = 0xBF
+        low = _NEXT_MIN
+        high = _NEXT_MAX
     return size
 
 

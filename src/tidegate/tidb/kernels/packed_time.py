@@ -31,6 +31,13 @@ CLOCK_MINUTE_AT: Final = 6
 SIXTY_MASK: Final = 63
 """Hour and minute within a clock; the bits of a minute or of a second."""
 
+CLOCK_DAY: Final = 24 << CLOCK_HOUR_AT
+"""Higher than every valid clock: hours are below 24."""
+CLOCK_IN_HOUR_MASK: Final = (1 << CLOCK_HOUR_AT) - 1
+"""The bits of minute and second within a clock."""
+CLOCK_HOUR: Final = 60 << CLOCK_MINUTE_AT
+"""Higher than every valid minute with its second: minutes are below 60."""
+
 CORE_YEAR_AT: Final = 50
 CORE_MONTH_AT: Final = 46
 CORE_MICRO_AT: Final = 4

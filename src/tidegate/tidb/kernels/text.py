@@ -83,6 +83,13 @@ _LANES4: Final = 0x000F000F000F000F
 
 POWERS_OF_TEN: Final[Any] = np.array([10**i for i in range(19)], dtype=np.int64)
 """10**i; compiled into the kernels that index it."""
+DECIMAL_FRAC_AT: Final = 1
+DECIMAL_HEAD: Final = 2
+"""A decimal begins with its precision and, at DECIMAL_FRAC_AT, its digits after the point: a byte each. The
+binary digits follow the head.
+"""
+DECIMAL_PLUS: Final = 0x80
+"""The bit of the first binary digits that is set unless the number is negative."""
 BYTES_OF_DIGITS: Final[Any] = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], dtype=np.int64)
 """The number of bytes for 0..9 decimal digits in MySQL's binary decimal."""
 
@@ -195,7 +202,7 @@ def decimal_word(digits: int, at: int, size: int, flip: int) -> int:
     word = load_word(digits + at, size)
     # The first bit of the digits is inverted, so that the bytes of decimals sort as the numbers do.
     if at == 0 and size > 0:
-        word ^= 0x80 << (8 * size - 8)
+        word ^= DECIMAL_PLUS << (8 * size - 8)
     return (word ^ flip) & ((1 << (8 * size)) - 1)
 
 
@@ -206,10 +213,10 @@ def put_decimal(out: int, addr: int, length: int) -> int:
     At most `DECIMAL_TEXT` bytes; zero has no sign. `addr` must have passed the decoder's check
     (`row.decimal_used`); `length` is not used.
     """
-    frac = I64(load_u8(addr + 1))
+    frac = I64(load_u8(addr + DECIMAL_FRAC_AT))
     integer = I64(load_u8(addr)) - frac
-    digits = addr + 2
-    flip = -1 if load_u8(digits) & 0x80 == 0 else 0
+    digits = addr + DECIMAL_HEAD
+    flip = -1 if load_u8(digits) & DECIMAL_PLUS == 0 else 0
     first = out
     if flip != 0:
         store_u8(out, MINUS)

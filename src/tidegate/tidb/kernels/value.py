@@ -14,8 +14,26 @@ import numpy as np
 from tidegate.kernel import bswap64, inline, load_i64, load_u8, load_u32, load_u64, store_u32, store_u64
 from tidegate.kernel_layout import Layout, signed
 from tidegate.tidb.kernels.json import json_ok
-from tidegate.tidb.kernels.packed_time import CLOCK_AT, CLOCK_MASK, DATE_AT, DATE_MASK, MICRO_MASK, SIXTY_MASK
-from tidegate.tidb.kernels.text import BYTES_OF_DIGITS, I64, U64, decimal_size
+from tidegate.tidb.kernels.packed_time import (
+    CLOCK_AT,
+    CLOCK_DAY,
+    CLOCK_HOUR,
+    CLOCK_IN_HOUR_MASK,
+    CLOCK_MASK,
+    DATE_AT,
+    DATE_MASK,
+    MICRO_MASK,
+    SIXTY_MASK,
+)
+from tidegate.tidb.kernels.text import (
+    BYTES_OF_DIGITS,
+    DECIMAL_FRAC_AT,
+    DECIMAL_HEAD,
+    DECIMAL_PLUS,
+    I64,
+    U64,
+    decimal_size,
+)
 from tidegate.tidb.kernels.zone import calendar_ok
 from tidegate.tidb.types.temporal import DURATION_MAX_NS
 
@@ -74,7 +92,7 @@ def _shapes() -> Any:
         for frac in range(precision + 1):
             integer = precision - frac
             lead, tail = int(BYTES_OF_DIGITS[integer % 9]), int(BYTES_OF_DIGITS[frac % 9])
-            size = 2 + lead + tail + 4 * (integer // 9 + frac // 9)
+            size = DECIMAL_HEAD + lead + tail + 4 * (integer // 9 + frac // 9)
             digits = (integer % 9) << 16 | (frac % 9) << 20
             found[precision * _SHAPES_SIDE + frac] = size | lead << 8 | tail << 12 | digits
     return found
@@ -93,10 +111,10 @@ def put_cell(words: int, sizes: int, cell: int, word: int, size: int) -> None:
 @inline
 def decimal_extent(addr: int, room: int) -> int:
     """The bytes of the decimal at `addr`, from its two header bytes; -1 if they are more than `room`."""
-    if room < 3:
+    if room <= DECIMAL_HEAD:
         return -1
-    size = decimal_size(I64(load_u8(addr)), I64(load_u8(addr + 1)))
-    return size + 2 if 0 <= size <= room - 2 else -1
+    size = decimal_size(I64(load_u8(addr)), I64(load_u8(addr + DECIMAL_FRAC_AT)))
+    return size + DECIMAL_HEAD if 0 <= size <= room - DECIMAL_HEAD else -1
 
 
 @inline
@@ -110,10 +128,10 @@ def word_before(end: int, size: int, flip: int) -> int:
 @inline
 def decimal_ok(addr: int, size: int) -> bool:
     """Whether `size` bytes are a decimal whose words fit their digits; also reads one byte before `addr`."""
-    if size < 3:
+    if size <= DECIMAL_HEAD:
         return False
     precision = I64(load_u8(addr))
-    frac = I64(load_u8(addr + 1))
+    frac = I64(load_u8(addr + DECIMAL_FRAC_AT))
     if precision >= _SHAPES_SIDE or frac >= _SHAPES_SIDE:
         return False
     # The index is inside the array. A fraction longer than the precision has the shape 0, which is no size.
@@ -122,14 +140,14 @@ def decimal_ok(addr: int, size: int) -> bool:
         return False
     lead = (shape >> 8) & 15
     tail = (shape >> 12) & 15
-    digits = addr + 2
+    digits = addr + DECIMAL_HEAD
     end = addr + size
-    flip = -1 if load_u8(digits) & 0x80 == 0 else 0
+    flip = -1 if load_u8(digits) & DECIMAL_PLUS == 0 else 0
     at = digits + lead
-    sign = 0x80000000
+    sign = DECIMAL_PLUS << 24
     ok = True
     if lead > 0:
-        word = word_before(at, lead, flip) ^ (0x80 << (8 * lead - 8))
+        word = word_before(at, lead, flip) ^ (DECIMAL_PLUS << (8 * lead - 8))
         ok = word < _POWERS[(shape >> 16) & 15]
         sign = 0
     # The sign is in the first word only, whichever that is.
@@ -140,7 +158,7 @@ def decimal_ok(addr: int, size: int) -> bool:
     if tail > 0:
         word = word_before(end, tail, flip)
         if sign != 0:
-            word ^= 0x80 << (8 * tail - 8)
+            word ^= DECIMAL_PLUS << (8 * tail - 8)
         ok &= word < _POWERS[shape >> 20]
     return bool(ok)
 
@@ -161,8 +179,7 @@ def packed_ok(packed: int, zoned: bool) -> bool:
     """Whether a packed time has a valid clock and year; zoned: and whether it is a calendar date, or zero."""
     clock = (packed >> CLOCK_AT) & CLOCK_MASK
     ok = ((packed >> DATE_AT) & DATE_MASK) < _PACKED_YEARS
-    # 24 << 12 and 60 << 6: hours below 24, minutes below 60.
-    ok &= (clock < 98304) & ((clock & 0xFFF) < 3840) & ((clock & SIXTY_MASK) < 60)
+    ok &= (clock < CLOCK_DAY) & ((clock & CLOCK_IN_HOUR_MASK) < CLOCK_HOUR) & ((clock & SIXTY_MASK) < 60)
     ok &= (packed & MICRO_MASK) < 1000000
     return bool(ok) and (not zoned or packed == 0 or calendar_ok(packed))
 
