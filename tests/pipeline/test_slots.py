@@ -92,10 +92,13 @@ def test_what_is_not_confirmed_is_not_committed(spec: FeedSpec, monkeypatch: pyt
         raise Fenced("the slot was given to another worker")
 
     monkeypatch.setattr(access, "confirm", confirm)
+    nobody = dict[str, int]()
+    assert spec.sink.fence(nobody, lambda: None) == {}
     slot = Slot(access, spec.sink, Lease(0, 1))
     with pytest.raises(Fenced, match="another worker"), slot.writer() as writer:
         writer.commit({"key": b"record"})
     assert lost == [Lease(0, 1)]
+    assert spec.sink.fence(nobody, lambda: None) == {}
 
 
 def test_a_worker_whose_range_was_taken_is_fenced_and_writes_no_more_of_it(
