@@ -139,7 +139,7 @@ def test_random_transactions_arrive_whole_once_and_in_order(world: World) -> Non
     world.check(SPAN, start)
     [status] = puller.status()
     assert (status.span, status.errors) == (span_id(SPAN), {})
-    assert status["rows"] == len([e for e in world.history if e.commit_ts > start])
+    assert status.rows == len([e for e in world.history if e.commit_ts > start])
     puller.close()
     store.close()
 
