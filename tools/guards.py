@@ -41,7 +41,7 @@ TEST_S: Final = 300
 PASSED, FAILED = 0, 1
 """Exit codes of pytest. Others say that tests were not found, or could not be run."""
 BROKEN: Final = re.compile(r"^FAILED ", re.MULTILINE)
-"""What pytest prints of a test that has failed."""
+"""The line that pytest prints of a test that has failed."""
 
 
 class Wrong(Exception):

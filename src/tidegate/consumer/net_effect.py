@@ -101,7 +101,7 @@ def net_effect(
     kind = np.concatenate([_put_kind(changes, puts, keys), np.full(len(gone), REMOVE)])
     key_rows = pa.concat_tables([changes.new.select(keys).take(puts), changes.old.select(keys).take(gone)])
     code = factorize(key_rows)
-    # Of equal commit ts a removal comes before an addition: a transaction may give a key that it removes to
+    # With equal commit ts a removal comes before an addition: a transaction may give a key that it removes to
     # another row.
     rank = kind if by_kind else np.zeros_like(kind)
     # The last array of a lexsort counts first: all changes of a key are together, in their order.

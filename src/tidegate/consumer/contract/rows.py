@@ -64,7 +64,7 @@ def _row_hashes(name: str, table: DecodedTable) -> list[int | None]:
     new = _cells(table.new, keys, len(table))
     old = _cells(table.old, keys, len(table))
     deleted = (table.op == DELETE).tolist()
-    # Of the text, because tuples of different numbers may have equal hashes: -1 and -2 have.
+    # The text is hashed, because tuples of different numbers may have equal hashes: -1 and -2 have.
     return [hash(repr((name, *(old[i] if gone else new[i])))) for i, gone in enumerate(deleted)]
 
 

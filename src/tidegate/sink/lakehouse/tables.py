@@ -175,7 +175,7 @@ class Lakehouse:
         `version` is that of the source, None: its newest. Fatal if files of an older version were deleted.
         """
         held = self._tables.open(source, version)
-        # Checked before `create`, which would already empty the target slot.
+        # Checked before `create`, which would already empty the target's folder.
         there = set(self.store.names(source))
         missing = [name for name in files_of(held) if name not in there]
         if missing:
