@@ -41,7 +41,7 @@ TEST_S: Final = 300
 PASSED, FAILED = 0, 1
 """Exit codes of pytest. Others say that tests were not found, or could not be run."""
 BROKEN: Final = re.compile(r"^FAILED ", re.MULTILINE)
-"""The line that pytest prints of a test that has failed."""
+"""A line of pytest about a test that has failed."""
 
 
 class Wrong(Exception):
@@ -104,7 +104,7 @@ def guards(text: str) -> list[Guard]:
             name, _, says = rest.partition(": ")
             found.append(Guard(name, promise, says))
         elif not found:
-            raise Wrong(f"line {number} comes before the first guard: {line}")
+            raise Wrong(f"line {number} is above the first guard: {line}")
         elif not _takes(found[-1], line):
             raise Wrong(f"line {number} begins with no known word: {line}")
     return found
