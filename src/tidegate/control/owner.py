@@ -118,8 +118,10 @@ class Owner:
         self._least: int | None = None
         """The least checkpoint of all ranges, cached until the next report or grant."""
         self._log = DdlLog(checkpoint)
-        self._said: dict[str, KnownDdl] = {}
-        """For each capture that knows DDL further than we do, what it knows."""
+        self._said: dict[str, tuple[KnownDdl, KnownDdl]] = {}
+        """For each capture that knows DDL further than we do, the first and the furthest of its messages that
+        are not compared yet.
+        """
         self._others: dict[str, KnownDdl] = {}
         """For each capture that knows other DDL than we do, what it knows."""
         self._agreed: dict[str, int] = {}
@@ -175,10 +177,13 @@ class Owner:
         found = list(batches)
         self.barrier.learn(found, known)
         self._log.learn(found, known)
-        # We may know as much now as these captures did when they reported. A copy, because `receive_ddl`
-        # removes entries.
-        for capture, said in list(self._said.items()):
-            self.receive_ddl(capture, said)
+        # We may know as much now as these captures did when they reported. Those that are still further come
+        # back.
+        waiting, self._said = self._said, {}
+        for capture, (first, furthest) in waiting.items():
+            self.receive_ddl(capture, first)
+            # If it were left out, its reports would count without a comparison until its next message.
+            self.receive_ddl(capture, furthest)
 
     def receive_ddl(self, capture: str, said: KnownDdl) -> None:
         """Compare what a capture knows of DDL with ours, once we know as much. Call it before `report`."""
@@ -186,14 +191,12 @@ class Owner:
         if capture not in held:
             return  # it only prepares: none of its reports count
         if self._log.has_forgotten(said):
-            if self._said.get(capture) == said:
-                del self._said[capture]
             return
         if self._log.is_behind(said):
-            self._said.setdefault(capture, said)  # the first one, because it is compared next
+            # The first one is compared next, the furthest one covers all that was reported.
+            first, furthest = self._said.get(capture, (said, said))
+            self._said[capture] = first, said if said.upto >= furthest.upto else furthest
             return
-        if self._said.get(capture) == said:
-            del self._said[capture]
         if self._log.agrees(said):
             # A late message may be from before they differed; it does not end a disagreement.
             if (other := self._others.get(capture)) is not None and said.upto < other.upto:
