@@ -83,6 +83,7 @@ def test_history_is_held_for_who_runs_or_prepares_and_reports() -> None:
     rests.given_up.set()
     assert peers.needs(0.0) == 40
     assert peers.needs(1.0 + 2 * SILENT_S) == 50, "a capture that was silent for this time has to open again"
+    assert peers.needs(1.0 + 2 * SILENT_S, "b") == 40, "the owner's own one cannot be gone"
 
 
 def wanted(wish: Wish, sequence: int, checkpoint: int, needed: int, *, incarnation: int = 3) -> Dispatch:

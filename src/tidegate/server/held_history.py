@@ -113,7 +113,8 @@ class HeldHistory:
     def _needs_of(self, feed: Feed, floors: Mapping[str, int]) -> int:
         """The least ts that the owner of a feed, or one of its processors, may still read from upstream."""
         ddl_is_at = feed.captured.spans.behind(OwnerOf(feed.id), floors)
-        return min(*feed.needs, ddl_is_at, feed.peers.needs(self.node.clock.monotonic()))
+        node = self.node
+        return min(*feed.needs, ddl_is_at, feed.peers.needs(node.clock.monotonic(), node.capture))
 
     def _needs_of_unreadable(self, scope: int) -> dict[FeedId, int]:
         """The same for feeds that cannot be read, including the catalogue that is saved for them."""

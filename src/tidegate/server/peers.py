@@ -187,12 +187,13 @@ class Peer:
         is_unconfirmed = self.unconfirmed is not None and now - self.unconfirmed[1] > 2 * SILENT_S
         return is_withdrawn and is_unconfirmed
 
-    def may_read(self, now: float) -> bool:
-        """Whether it may still read upstream's history."""
+    def may_read(self, now: float, *, is_here: bool = False) -> bool:
+        """Whether it may still read upstream's history. `is_here`: it is on the owner's capture."""
         if self.runs:
             return True
         first_at = self.unconfirmed[1] if self.unconfirmed is not None else float("-inf")
-        is_silent = now - max(self.received_at, first_at) > 2 * SILENT_S
+        # One in our own process is never gone. If it is silent, it waits, while its puller reads on.
+        is_silent = not is_here and now - max(self.received_at, first_at) > 2 * SILENT_S
         return not is_silent and (self.asked is None or not self.rests)
 
     def answers(self, owner_rev: int, now: float) -> bool:
@@ -307,14 +308,15 @@ class Peers:
         said = [int(getattr(peer.status, name)) for peer in self]
         return max(said, default=0) if name in LAST else sum(said)
 
-    def needs(self, now: float) -> int:
+    def needs(self, now: float, here: str = "") -> int:
         """The least ts from which a processor may still register upstream; MAX: none needs any.
 
         A processor counts from its first Sync or the first Dispatch to it on, whichever comes first. One that
         has given everything up does not count; nor does one that does not run and has been silent for long,
-        because it must open its spans again anyway.
+        because it must open its spans again anyway. `here`: the owner's capture.
         """
-        return min((least for peer in self if peer.may_read(now) for least in peer.history(now)), default=MAX)
+        readers = (peer for peer in self if peer.may_read(now, is_here=peer.capture == here))
+        return min((least for peer in readers for least in peer.history(now)), default=MAX)
 
 
 def _opened_for(dispatch: Dispatch) -> tuple[Goal, int]:
