@@ -197,7 +197,7 @@ def test_a_full_database_is_named_with_what_frees_it(etcd: str, tmp_path: Path, 
     with own_etcd(tmp_path, "http", ["--quota-backend-bytes", str(1 << 20)]) as endpoint:
         store = EtcdMetadata(EtcdClient(endpoint, patience_s=60))
         assert store.transact([], [Put(key, b"1")]).succeeded
-        asked = EtcdMetadata(EtcdClient(endpoint, patience_s=0.5))
+        asked = EtcdMetadata(EtcdClient(endpoint, patience_s=3))
 
         def fill() -> None:
             for n in range(16):
