@@ -197,11 +197,12 @@ def test_a_full_database_is_named_with_what_frees_it(etcd: str, tmp_path: Path, 
     with own_etcd(tmp_path, "http", ["--quota-backend-bytes", str(1 << 20)]) as endpoint:
         store = EtcdMetadata(EtcdClient(endpoint, patience_s=60))
         assert store.transact([], [Put(key, b"1")]).succeeded
-        asked = EtcdMetadata(EtcdClient(endpoint, patience_s=3))
+        asked = EtcdMetadata(EtcdClient(endpoint, patience_s=0.5))
 
         def fill() -> None:
-            for n in range(16):
-                asked.transact([], [Put(f"{key}{n}", bytes(1 << 18))])
+            # etcd compares the size with its quota after each of its own commits, every 100 ms.
+            for n in range(400):
+                asked.transact([], [Put(f"{key}{n % 16}", bytes(1 << 18))])
 
         with pytest.raises(Retryable, match="database is full") as raised:
             fill()
