@@ -170,11 +170,11 @@ def test_transactions_come_out_before_the_resolved_ts_that_covers_them(
 FULL = """
 import resource, sys
 from pathlib import Path
-from tests.puller.match.test_spill import Spilling, rows_message, resolved_message, Row, Kind, Span
+from tests.puller.match.test_spill import Spilling, rows_message, resolved_message, Row, LogType, Span
 from tidegate.disk import DiskFull
 spilling = Spilling(Path(sys.argv[1]), 100_000)
 spilling.matcher.register(7, 1, 0, 0, Span(b"a", b"z"), 10)
-spilling.feed([rows_message(1, 7, [Row(Kind.INITIALIZED)])])
+spilling.feed([rows_message(1, 7, [Row(LogType.INITIALIZED)])])
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 for limit in (0, 150_000, 400_000, 1_200_000):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
