@@ -136,7 +136,7 @@ def test_history_of_a_feed_stopped_beyond_gc_ttl_is_released_and_reported(
     message = capture.wait_state("one", "failed")["error"]["message"]
     assert "[CDC:ErrSnapshotLostByGC]upstream's GC safepoint" in message
     assert (
-        f"has passed the checkpoint.\n  where: changefeed default/one, checkpoint {feed.persisted}" in message
+        f"has passed the checkpoint\n  where: changefeed default/one, checkpoint {feed.persisted}" in message
     )
     assert "the event store does not have it from there either" in message
     assert watched.registrations == [], "nothing is registered below the safepoint"
