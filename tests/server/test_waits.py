@@ -217,7 +217,7 @@ class OpenDdl:
     def base_ts(self, checkpoint: int) -> int:
         return checkpoint
 
-    async def open(self, checkpoint: int, waits: Any) -> tuple[list[DdlBatch], int]:
+    async def open(self, checkpoint: int, waits: Any, held_from: int) -> tuple[list[DdlBatch], int]:
         return [], checkpoint
 
 
