@@ -9,6 +9,7 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pymysql
 import pytest
@@ -22,13 +23,14 @@ from tidegate.consumer.apply import Applier
 from tidegate.consumer.ddl_plan import plan
 from tidegate.consumer.ddl_steps import Drop, Rewrite
 from tidegate.consumer.definition import Definition, target_column
+from tidegate.consumer.flow import identity
 from tidegate.consumer.modify import WIRE_TYPES
 from tidegate.consumer.mysql.described import describe
 from tidegate.consumer.mysql.literals import MySqlValues, literals
 from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.mysql.tables import column_text, converts, create_table, qualified
 from tidegate.consumer.mysql.target import MySqlTarget
-from tidegate.errors import Fatal, TidegateError
+from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import Value
@@ -622,6 +624,50 @@ def test_a_connection_lost_between_two_steps_leaves_the_first_steps_note(
         assert [name for name, _ in shown(cursor, alter.schema, alter.table)] == [
             c.name for c in held.columns
         ]
+
+
+def test_a_connection_lost_while_a_ddl_is_planned_is_taken_again(
+    server: MySqlServer, connection: Connection, tmp_path: Path
+) -> None:
+    _, other = two_tables()
+    with Life(server, "ddl", tmp_path) as life:
+        target, ended = life.target, list[int]()
+        there = target._run._tables.there
+
+        def end_and_ask(name: tuple[str, str]) -> bool:
+            if not ended:
+                ended.append(target._hold.control.thread_id())
+                connection.cursor().execute(f"KILL {ended[0]}")
+            return there(name)
+
+        target._run._tables.there = end_and_ask  # type: ignore[method-assign]
+        life.ddl(other)
+        assert ended, "the plan asks the server whether the table exists"
+        assert (other.schema, other.table) in target.definitions
+
+
+def test_a_ddl_without_statements_that_was_noted_is_not_noted_twice(
+    server: MySqlServer, connection: Connection, tmp_path: Path
+) -> None:
+    """The note is committed, and the connection is lost before the answer arrives."""
+    _, other = two_tables()
+    with Life(server, "ddl", tmp_path) as life:
+        target, ended = life.target, list[int]()
+        record = target._progress.record_ddl
+
+        def record_and_end(*arguments: Any) -> None:
+            record(*arguments)
+            if not ended:
+                ended.append(target._hold.control.thread_id())
+                connection.cursor().execute(f"KILL {ended[0]}")
+                raise Retryable("the answer to COMMIT was lost", where="here")
+
+        target._progress.record_ddl = record_and_end  # type: ignore[method-assign]
+        target.intend(message(other), [])
+        assert ended
+        cursor = connection.cursor()
+        cursor.execute("SELECT ddl FROM tidegate.progress WHERE consumer='ddl'")
+        assert orjson.loads(cursor.fetchone()[0])["done"] == [identity(message(other))]
 
 
 def test_a_schema_is_dropped_in_an_order_that_a_restart_has_too(server: MySqlServer, tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ class DdlRun:
         if self._begun is not None and message.ts not in self._skipped:
             self._check_begun(self._begun, message)
         self._now, self._query, self._version = name, message.query, message.ts
-        if not steps:
+        if not steps and name not in self._done:
             self._over()
 
     def _check_begun(self, begun: Mapping[str, Any], message: DdlMessage) -> None:

@@ -264,8 +264,15 @@ class MySqlTarget:
 
     def intend(self, message: DdlMessage, steps: Sequence[ddl_steps.Step]) -> None:
         """Render the whole DDL; each statement is noted before it runs."""
-        self._patiently(lambda attempt: self._hold.check_lock())  # an idle connection may have been ended
-        self._run.intend(message, steps)
+
+        def attempt_of(attempt: int) -> None:
+            if attempt:
+                # If the DDL needs no statement, the lost attempt may have noted it as done.
+                self._run.resume(self._held.ddl)
+            self._hold.check_lock()  # an idle connection may have been ended
+            self._run.intend(message, steps)
+
+        self._patiently(attempt_of)
 
     def execute(self, step: ddl_steps.Step) -> None:
         """Execute the next step of the intended DDL, which is this one.
