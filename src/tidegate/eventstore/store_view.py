@@ -128,15 +128,15 @@ def read_manifest(store: Path | str, span_id: str, known: ManifestReader | None 
 
     `known`: a reader to reuse, which reads only the records appended since its last read.
     """
-    folder = Path(store) / span_id
     try:
-        reader = known or ManifestReader(folder)
+        reader = known or ManifestReader(Path(store) / span_id)
         manifest = reader.read()
         if manifest.torn and (again := reader.read()).torn and again.version == manifest.version:
             # An append that was under way at the first read is usually finished at the second. Otherwise the
             # record was cut off or damaged, and unless the manifest is written again, its content stays lost.
             why = "the last record behind its base is no whole one"
-            damage.torn(Path(store), span_id, Torn("a manifest is torn", where=str(folder), why=why))
+            where = str(Path(store) / span_id)
+            damage.torn(Path(store), span_id, Torn("a manifest is torn", where=where, why=why))
         return manifest
     except Torn as error:
         damage.torn(Path(store), span_id, error)
@@ -144,7 +144,7 @@ def read_manifest(store: Path | str, span_id: str, known: ManifestReader | None 
     except FileNotFoundError as error:
         raise NoManifest(
             "the event store does not have this span yet",
-            where=str(folder),
+            where=str(Path(store) / span_id),
             why="no manifest was written",
             fix="wait until the puller has registered it",
         ) from error

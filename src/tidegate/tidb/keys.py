@@ -12,7 +12,7 @@ of the clustered primary key, padded with zeros to 9 bytes if shorter. Source: T
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from tidegate.errors import Undecodable
@@ -83,6 +83,7 @@ def stripe_span(table_id: int, ids: int) -> Span:
     return Span(table_prefix(first), table_prefix(first + ids))
 
 
+@lru_cache(maxsize=1 << 12)  # asked for each span of a feed at each tick
 def stripe_ids(span: Span) -> range:
     """The table ids that have keys in a `stripe_span`, or in a piece of one.
 
