@@ -108,6 +108,8 @@ class Applier:
         pieces = self.selection.pieces(pieces, self.target.definitions.keys())
         sizes = self._sizes_of(pieces)
         parts = self._parts(pieces, sizes)
+        # Not computed here: the target calls them in its own threads, which also bounds how many tables are
+        # in memory at once.
         small = [
             partial(self._staged_changes, name, part) for name, part in pieces.items() if name not in parts
         ]
@@ -118,6 +120,8 @@ class Applier:
                 # Also if the target fails: a file of parts may be as large as the step.
                 files.callback(parted[-1].close)
             cut = tuple((*name, count) for name, count in parts.items())
+            # A target that writes in parts stores these numbers before its first row, so that a restart cuts
+            # the tables in the same way.
             reached = replace(reached, parts=cut, sources=self.sources)
             self.target.write(small, reached, parted)
 
@@ -165,6 +169,8 @@ class Applier:
     def _pieces(self, name: Name, pieces: Sequence[StagedPiece]) -> Iterator[tuple[Definition, Changes]]:
         """The changes of one table, piece by piece."""
         held = [piece for piece in pieces if staged_bytes(piece)]
+        # Before the definition is looked up: rows from before a DDL that has run must neither create a table
+        # nor add columns to one.
         if self._clock is not None:
             held = [piece for piece in held if self._fresh(name, staged_rows([piece]))]
         if not held:
@@ -188,11 +194,15 @@ class Applier:
             self.zone.learn(message)
         done: list[str] = []
         for event, message in events:
+            # The selection is asked about every DDL, also one that the target has executed, because it
+            # follows tables through their renames.
             chosen = self.selection.ddl(event, message, self.target.definitions.keys())
             if chosen is None:
                 continue
             # A DDL that the target has executed cannot be planned again: its tables already look that way.
             if self.target.has_done(chosen.message):
+                # The floor is stored with the position, which has not passed this DDL, so a restart must
+                # raise it again.
                 self.ddl_floors.executed(chosen, self.target.definitions, self.target.definitions)
                 continue
             if self._schema_changes is SchemaChanges.IGNORE and chosen.refusal is None:

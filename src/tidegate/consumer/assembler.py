@@ -102,6 +102,7 @@ class Assembler:
             for segment in held
             if segment.min_ts <= upto and segment.max_ts > self._applied[segment.partition]
         )
+        # By last ts, so that a cut at the end of one segment takes whole those that end before it.
         taken = size = 0
         for ts, rows, length in edges:
             taken, size = taken + rows, size + length
@@ -143,6 +144,8 @@ class Assembler:
 
     def take(self, bounds: Mapping[int, int]) -> dict[tuple[str, str], list[StagedPiece]]:
         """Hand out the rows within the bounds by (schema, table), and raise the applied ts to the bounds."""
+        # The applied ts rises before the target has written. That is safe because it is only in memory: if
+        # the write fails, the run ends, and the next one begins at the position that the target has stored.
         found: dict[tuple[str, str], list[StagedPiece]] = {}
         for piece in self._pieces(bounds):
             found.setdefault((piece.segment.schema, piece.segment.table), []).append(piece)

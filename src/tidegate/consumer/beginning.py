@@ -51,6 +51,8 @@ class Beginning:
         Raises InvalidInput when the target was filled with other options; Retryable when the broker does not
         answer; Fatal when the topic no longer has the messages that the target needs next.
         """
+        # First of all, because it fences earlier consumers: a position that is read before that may still
+        # move.
         held, rules = self.target.recover(), self.settings.rules.given
         for kept in filter(None, (held, self.target.begun)):
             check_same_rules(kept, rules, str(self.address))
@@ -84,6 +86,7 @@ class Beginning:
         joining = [p for p in partitions if self.topic.place(p)[0] not in known]
         check_joining(self.topic, {p: first[p] for p in joining}, str(self.address))
         held = held.over(self.topic.names, joining)
+        # After the topics' ids are compared: offsets of a topic that was created again mean other messages.
         check_retained(self.topic, {p: held.partitions[p].offset for p in partitions}, first)
         zone = held.zone_from(self.topic.given_zone)
         return replace(held, ids={**held.ids, **self.ids}, time_zone=zone, rules=rules)

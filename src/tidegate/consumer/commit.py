@@ -44,6 +44,8 @@ class Committer:
                     # The changes before the DDL are kept, so the consumer stops with a consistent target.
                     self._publish_before(step.ts)
                     raise stop
+                # The DDL first, then the position: if the process dies in between, the DDL is read again.
+                # `recover` has then undone it, or `has_done` finds it executed.
                 self._applier.ddl(step.messages)
                 self._applier.target.advance(self._reached())
                 self.unpublished = True

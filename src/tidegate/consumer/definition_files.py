@@ -54,6 +54,7 @@ class DefinitionFiles:
     def keep(self, path: str, made: Definition) -> int:
         """Store the definition of the table at `path`. Returns its number."""
         stem, data = file_stem(path), made.to_json()
+        # Nothing is overwritten: an older snapshot names the file of its own number, and may be restored.
         for _ in range(NUMBERS_MAX):
             with self._lock:
                 self._number += 1

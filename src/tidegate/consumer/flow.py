@@ -155,6 +155,7 @@ class Flow:
         sends the second one only when the first is on every partition that it writes, so it does not write
         these.
         """
+        # An interrupted write may name such a partition, and `next_step` waits until it is there.
         if self._begun is not None:
             return []
         return [
@@ -198,6 +199,7 @@ class Flow:
             self.assembler.add(part.segments)
             for ts, offset in part.resolved:
                 if 0 < self.watermarks.of(part.partition) < ts:
+                    # The first of the two may be that of the stored position.
                     self._with_watermark.add(topic_index(part.partition))
                 if self.watermarks.advance(part.partition, ts):
                     state.marks.append((offset, ts))
@@ -208,6 +210,8 @@ class Flow:
                 self._queue(part.partition, message)
             for layout in part.layouts:
                 self._epoch = max(self._epoch, layout.epoch)
+                # Every later Resolved names the change again. Once all partitions have passed it, it must
+                # hold none back.
                 if not self.reached(layout.ts):
                     self._switches.add(layout.ts)
             if self.mode is Mode.ROW:
@@ -223,6 +227,8 @@ class Flow:
             # A partition that had just joined is in `_at` only after something was found on it.
             if any(number not in self._at for number in self._begun):
                 return None
+            # The write is repeated only when all its rows are read: some of its tables may hold them already,
+            # and what is written twice must be the same.
             if any(self.watermarks.of(number) < ts for number, ts in self._begun.items()):
                 return None
             begun, self._begun = self._begun, None
@@ -240,7 +246,11 @@ class Flow:
         moves = {p: ts for p, ts in allowed.items() if ts > self.assembler.applied(p)}
         if moves:
             cut = self.assembler.cut(max(moves.values()), max_rows)
+            # One cut for all partitions, so that a step ends between transactions. A partition that is
+            # further stays where it is, because applied rows cannot be taken back.
             capped = {p: min(ts, max(cut, self.assembler.applied(p))) for p, ts in allowed.items()}
+            # In row mode the cut may lie below what the moving partitions have applied, because rows of
+            # partitions that may not move yet count as well. Then this step would be empty.
             if any(ts > self.assembler.applied(p) for p, ts in capped.items()):
                 return Rows(capped)
         # After a restart, applied rows may reach further than the watermark: the mark that covers them must
@@ -268,6 +278,7 @@ class Flow:
     def meet(self) -> None:
         """Row mode: make partitions wait for each other, so that a snapshot can be named."""
         if self.align is None:
+            # The largest one, because a partition may already be applied up to its own watermark.
             self.align = max(ts for _, ts in self.watermarks.items())
 
     def waiting(self) -> int:
@@ -291,6 +302,8 @@ class Flow:
         partitions = {}
         for number, state in self._at.items():
             applied = self.assembler.applied(number)
+            # Rows in staging files, waiting DDLs and marks ahead are only in memory, so a restart must read
+            # all of them again: the least of their offsets is the first one needed.
             copies = [o for w in self._ddls.values() for p, o in w.copies if p == number]
             copies += self._marks_ahead(number)
             offset = min([self.assembler.restart_offset(number, state.next_offset), *copies])
@@ -364,6 +377,9 @@ class Flow:
         due = {key: w for key, w in self._ddls.items() if key[0] == ts}
         for key in due:
             del self._ddls[key]
+        # Identities matter only at the newest ts: `_queue` drops older DDLs by their ts alone. A DDL of a
+        # topic that has just joined may be older than that; then what its topic has applied shows that it is
+        # done.
         if ts > self._ddl_ts:
             self._ddl_ts, self._ddls_done = ts, {}
         if ts == self._ddl_ts:

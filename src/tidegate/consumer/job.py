@@ -186,6 +186,8 @@ class Consumer:
                         self._take(news)
                     if self._stop():
                         break
+                    # Before the target writes, so that the broker is read meanwhile. After the last round was
+                    # taken, because where to read next depends on it.
                     coming = ahead.submit(self._rounds.fetch, fetcher, self._flow.wanted())
                     if self._due():
                         self._applied_at = time.monotonic()
@@ -295,6 +297,8 @@ class Consumer:
             self._attempts.failed(error)  # the messages of this round are fetched again
             return
         now = time.monotonic()
+        # Everything that may refuse the round comes before the flow takes it: what the flow has taken may be
+        # applied.
         self._ends |= news.ends
         self._membership.check(news)
         check_complete(self._topic, news.fetched, self._settings.until)
@@ -311,6 +315,8 @@ class Consumer:
             self._listener.warn(sign)
         for part in news.fetched:
             self._notices.set_aside(part)
+        # Bad messages are set aside first, so that a position that passes them is never stored before their
+        # record.
         if isinstance(self._flow, OffsetFlow):
             self._flow.take(news.fetched, news.behind)
             self._stall_detector.lacks(self._flow.lacking(), now)

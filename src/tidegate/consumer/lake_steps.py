@@ -128,6 +128,8 @@ class LakeSteps:
         stay = (b.filter(pc.invert(members.mask(b))) for b in old)
         leave = (b.filter(members.mask(b)) for b in leaving)
         self._lake.replace(table.path, schema, chain(stay, (b.select(schema.names) for b in come)))
+        # If the process dies between the two commits, some rows are in both tables or in none. No snapshot
+        # names that state, and `recover` undoes it.
         self._lake.replace(other.path, made.arrow_schema, (b.select(made.arrow_schema.names) for b in leave))
         for written in (table, other):
             written.version = self._lake.version(written.path)
@@ -139,6 +141,8 @@ class LakeSteps:
 
     def _restore(self, made: Definition, dropped: Dropped) -> None:
         """Bring a dropped table back. Fatal when the kept rows have other columns than the DDL says."""
+        # Moved before its columns are compared, because only the restored version shows them. A Fatal below
+        # leaves nothing behind: no snapshot names the table, so `recover` undoes the move.
         path = self._lake.move(dropped.path, made.schema, made.table, dropped.version)
         table = Table(made, path, self._lake.version(path))
         if not self._lake.holds(path, made.arrow_schema):

@@ -135,6 +135,8 @@ class LakeTarget:
         self.lake.check()
         self.lake.store.make_folder(OWN)
         self.lake.begin()
+        # After `begin`, which fences earlier writers: from here on no snapshot can name a definition that is
+        # not in this list.
         self._files.read()
         self.tables.clear()
         text = self.lake.position()
@@ -152,6 +154,8 @@ class LakeTarget:
             )
             version = self.lake.version(row.path)
             self.tables[row.schema, row.table] = Table(known, row.path, version, number)
+        # Last, because until all tables are restored and known, one that the snapshot names would look
+        # unnamed.
         self._discard_unnamed()
         return position
 
@@ -182,6 +186,8 @@ class LakeTarget:
             done.result()
 
     def _write_parts(self, table: Parted) -> None:
+        # A part is visible to readers only by the snapshot that names its commit, so a run that dies between
+        # parts needs no record of them: `recover` undoes them all.
         for part in range(table.parts):
             self._write_table(partial(table.net_changes, part))
 
@@ -241,6 +247,8 @@ class LakeTarget:
 
     def intend(self, message: DdlMessage, steps: Sequence[ddl_steps.Step]) -> None:
         """Note the DDL in the journal, with the definition before it and the rows that it drops."""
+        # Before the journal is written: a line of a replaced consumer would be compared with the tables of
+        # its successor.
         self.lake.check_writer()
         held = self.tables.get((message.schema, message.table))
         before = held.definition.fingerprint() if held is not None else None

@@ -78,11 +78,15 @@ class Membership:
         added = added_partitions(self.topic, news.unread, self.offsets.written)
         self.added |= set(added)
         fresh += added
+        # Before anything joins: if a partition that the producer announced is missing, the whole round is
+        # read again.
         check_there(self.topic, [*known, *fresh], self.offsets.written)
         if fresh:
             check_joining(self.topic, self.offsets.first(fresh), self.target)
             self.stall_detector.join(fresh)
             ddl_to = reader_of(self.topic.options).ddl_to
+            # The id that is known first stays, so that `check` notices a topic that was deleted and created
+            # again.
             self.ids = {**news.ids, **self.ids}
             numbers = [*known, *fresh]
             if isinstance(self.flow, OffsetFlow):
@@ -99,6 +103,7 @@ class Membership:
     def leave(self, flow: Flow, news: News) -> None:
         """Stop reading partitions to which nothing was ever written; they may join later like added ones."""
         fetched = {part.partition for part in news.fetched}
+        # The ends count uncommitted messages too, so an open transaction keeps its partition in the flow.
         idle = [p for p in flow.asked() if news.behind.get(p) == 0 and p not in fetched]
         named = added_partitions(self.topic, dict.fromkeys(idle, 0), self.offsets.written)
         idle = [p for p in idle if p not in named]

@@ -176,6 +176,7 @@ class OffsetFlow:
         if self._begun is not None:
             return self._again(self._begun)
         limits = {number: self._limit(number) for number in self._next}
+        # Rows first: a limit never lies behind a DDL that waits, so these rows come before it.
         if any(limit > self.assembler.applied(number) for number, limit in limits.items()):
             bounds = self.assembler.cut_each(limits, max_rows)
             for number, bound in bounds.items():
@@ -185,6 +186,7 @@ class OffsetFlow:
             if self._ready(waiting):
                 del self._ddls[name]
                 for number in waiting.group.partitions:
+                    # A snapshot that shows the DDL must not have a name below the DDL's ts.
                     self._newest[number] = max(self._newest[number], waiting.message.ts)
                 self._done[name] = None
                 while len(self._done) > MAX_DONE:
@@ -193,6 +195,8 @@ class OffsetFlow:
         return None
 
     def _again(self, begun: Mapping[int, int]) -> Rows | None:
+        # The write is repeated only when all its rows are read, because the repetition must hold exactly the
+        # same ones.
         if any(self._next[number] < place for number, place in begun.items()):
             return None
         self._begun = None
@@ -221,6 +225,7 @@ class OffsetFlow:
         """
         if all(self.assembler.applied(number) == at for number, at in self._named.items()):
             return None
+        # The producer may send rows again with their old commit ts, while names of snapshots must rise.
         newest = max(self._newest.values())
         return max(after + 1, newest or self._now_ts())
 
@@ -236,6 +241,8 @@ class OffsetFlow:
         partitions = {}
         for number in self._next:
             place = self.assembler.applied(number)
+            # Everything before `place` is applied and nothing after it, so reading resumes exactly there.
+            # Rows that wait in staging files come after it.
             partitions[number] = PartitionPosition(place, place, self._newest[number])
         made = replace(self._base, ts=ts, mode=self.mode.value, partitions=partitions, definitions=None)
         return replace(made, ddls=tuple(self._done), by_offset=True)
@@ -298,6 +305,8 @@ class OffsetFlow:
         """The place up to which a partition may be applied now."""
         group = self._groups[number]
         alone = group.ddls_on is None or group.ddls_on == number or len(group.partitions) == 1
+        # If a partition has its own copies of DDLs, or is the one that has all of them, every DDL before its
+        # rows has been read together with them.
         limit = self._next[number] if alone else self._confirmed[number]
         for waiting in self._ddls.values():
             if number in waiting.copies:
@@ -305,6 +314,7 @@ class OffsetFlow:
             elif number in waiting.between:
                 limit = min(limit, waiting.between[number][1])
             elif waiting.group.ddls_on is not None and number in waiting.group.partitions:
+                # The DDL's place in this partition is not known yet, so no row of it may go.
                 limit = 0
         # Never below what is applied: the limit 0 only means that nothing more may be applied now.
         return max(limit, self.assembler.applied(number))

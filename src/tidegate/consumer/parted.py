@@ -135,6 +135,8 @@ def split(changes: Changes, keys: Sequence[str], parts: int) -> Iterator[Changes
     moved = np.flatnonzero(moves)
     for part in range(parts):
         rows = order[ends[part] : ends[part + 1]]
+        # An update that moves a row to another part is written twice: as an insert where its new key is, and
+        # as a delete where its old key was.
         come, left = moves[rows], moved[old[moved] == part]
         op = np.concatenate([np.where(come, INSERT, changes.op[rows]), np.full(len(left), DELETE)])
         taken = np.concatenate([rows, left])

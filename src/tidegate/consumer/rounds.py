@@ -61,12 +61,15 @@ class FetchRounds:
         if not ranges:
             return News(ends, [], behind=behind)
         fetched = fetcher.fetch(topic, ranges, self._staging)
+        # Only now: the request for oldest offsets costs a round trip, and a range that the broker has deleted
+        # shows as trouble.
         if any(part.trouble for part in fetched):
             check_retained(topic, wanted, self._offsets.first(list(wanted)))
         for part in fetched:
             for layout in part.layouts:
                 name = topic.place(part.partition)[0]
                 self._offsets.written[name] = max(layout.all, self._offsets.written.get(name, 0))
+        # After the fetch, so that a partition is seen that was created before a watermark of this round.
         partitions = self._offsets.partitions()
         unread = self._visible(fetcher, self._offsets.ends(unread_of(topic, self._flow, partitions)))
         ids = self._offsets.ids(topic.names_of(partitions))

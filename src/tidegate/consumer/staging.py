@@ -94,6 +94,7 @@ def staged_batch(table: DecodedTable, *, whole: bool = False) -> pa.RecordBatch:
     if table.old is not None:
         keyed = any(column.key for column in table.columns)
         for column, array in zip(table.columns, table.old.columns, strict=True):
+            # The key alone finds the row to delete. Without a key, a row is found by its whole content.
             if whole or column.key or not keyed:
                 arrays.append(array)
                 names.append(f"o.{column.name}")

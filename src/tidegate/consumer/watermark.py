@@ -93,6 +93,7 @@ def bounds(watermarks: Watermarks, mode: Mode, limits: Limits) -> dict[int, int]
     """The commit_ts (inclusive) up to which each partition's rows may be applied now."""
     caps = [cap for cap in (limits.ddl_ts, limits.switch_ts, limits.until) if cap is not None]
     if mode is Mode.TRANSACTION:
+        # The rows of one transaction may be in any partitions, so none may go further than the slowest.
         common = min([watermarks.lowest, *caps])
         return {partition: common for partition, _ in watermarks.items()}
     caps += [] if limits.align is None else [limits.align]

@@ -95,6 +95,7 @@ class Index:
         added = _rows_of(ts, rows, position)
         small = self._small_files()
         if small:
+            # Merged in the commit that names the snapshot, so that merging needs no commit of its own.
             table = self.table()
             added = pa.concat_tables([*(read(table, task, COLUMNS) for task in small), added])
         with self._tables.writing(PATH) as writing:

@@ -103,10 +103,13 @@ class IcebergLake:
             tables = Tables(self.root, catalog)
             self._writer = catalog, tables, Index(tables)
         catalog, tables, snapshots = self._writer
+        # The fence before everything else: names that are read earlier could still be changed by the consumer
+        # that is replaced.
         catalog.take_over()
         tables.read_names()
         tables.empty_trash()
         if index.PATH not in tables.names():
+            # The table of snapshots carries the identity, so it is also what a later run compares marks with.
             tables.identity = uuid.uuid4().hex
             snapshots.begin()
         tables.identity = snapshots.identity()

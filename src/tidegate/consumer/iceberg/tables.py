@@ -281,6 +281,7 @@ class Tables:
                 return False
             trash = self.root / TRASH
             trash.mkdir(parents=True, exist_ok=True)
+            # Before the name is dropped: files without a name would never be found again.
             (self.root / path).rename(trash / uuid.uuid4().hex)
         # If a process was killed here, the catalog has a name without files: the next start removes it.
         with self._translated(path), suppress(NoSuchTableError):

@@ -79,6 +79,8 @@ def statements(step: ddl_steps.Step, known: dict[Name, Definition]) -> list[Stat
             filled = recasts(sources)
             texts = alterations(known[name], made, sources, filled)
             known[name] = made
+            # The old column is dropped or renamed only after the new one is filled: until then a restart can
+            # convert its values again.
             first = [AlterTable(name, added_columns(made, filled))] if filled else []
             return [*first, *_recasts(name, sources, filled), *(AlterTable(name, text) for text in texts)]
         case ddl_steps.Redefine(made, _):
@@ -201,6 +203,7 @@ class DdlRun:
         if self._begun is not None and message.ts not in self._skipped:
             self._check_begun(self._begun, message)
         self._now, self._query, self._version = name, message.query, message.ts
+        # Without steps `execute` is never called, so the DDL is noted as done here.
         if not steps and name not in self._done:
             self._over()
 
@@ -288,6 +291,7 @@ class DdlRun:
         self._definitions.update(known)
         if step is self._planned[-1] and self._now not in self._done:
             self._over()
+        # Last: an attempt that fails before it repeats the same step.
         self._step += 1
 
     def _read(self, name: Name, known: Definition, *, adopted: bool) -> Definition:
@@ -347,6 +351,7 @@ class DdlRun:
                 fix="run it at the target in words that it knows, and start again with --skip-ddl "
                 f"{self._version}; or leave the table out with a [filter] rule of a new changefeed",
             ) from error
+        # Not needed after an error: a Fatal ends the run, and a lost connection takes its settings with it.
         self._hold.run_ddl(USUAL)
 
     def _evidence(self, statement: Statement, session: str) -> list[str]:

@@ -78,6 +78,8 @@ class Hold:
         """Open a new control connection, which is closed if anything fails."""
         self.close()
         self._control = self.server.connect()
+        # Before the lock is requested: if the answer is lost, the server may still have given this connection
+        # the lock.
         self._own.add(self._control.thread_id())
         try:
             with self.translating():
@@ -130,6 +132,7 @@ class Hold:
         """
         for lane in lanes:
             self._take(self._lane_lock(lane))
+            # Released again, because the lane's own connection takes it next.
             self.rows("SELECT RELEASE_LOCK(%s)", self._lane_lock(lane))
 
     def raise_token(self, *, again: bool = False) -> Row:
@@ -210,6 +213,7 @@ class Hold:
         while not self.rows("SELECT GET_LOCK(%s, %s)", name, patience)[0][0]:
             patience = 1
             (holder,) = self.rows("SELECT IS_USED_LOCK(%s)", name)[0]
+            # None: the holder has ended since the lock was refused.
             if holder is not None:
                 if ours is not None and holder not in ours:
                     raise self.fenced()
@@ -226,6 +230,7 @@ class Hold:
         try:
             self._execute(f"KILL CONNECTION {int(connection)}")
         except pymysql.err.OperationalError as error:
+            # It has ended by itself meanwhile, which is all that is wanted.
             if error.args[0] != pymysql.constants.ER.NO_SUCH_THREAD:
                 raise
 
@@ -270,6 +275,8 @@ class Hold:
                 yield
                 self.control.commit()
             except BaseException:
+                # A commit whose answer is lost may have taken effect. Nobody may continue in this connection;
+                # the next takeover reads what is stored.
                 self.close()
                 raise
 

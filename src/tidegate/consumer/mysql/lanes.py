@@ -64,6 +64,8 @@ class Lanes:
         """Write a lane in one transaction. Returns how many rows to delete were not found."""
         with self._connection(number) as connection:
             connection.begin()
+            # First, so that a consumer that is taking over either waits for this transaction or makes this
+            # statement match nothing.
             self._progress.lane(number, connection)
             # The lane is marked in the transaction of its rows, so a restart knows which lanes are written.
             missing = _run(connection, made)

@@ -125,8 +125,11 @@ class Progress:
     def _taken(self, *, again: bool = False) -> TargetRecord:
         """While holding the lock: end the lanes, raise the token, read."""
         hold = self.hold
+        # Before the token is raised: a lane that is still open has its row locked, and raising the tokens
+        # would wait for that row only as long as `innodb_lock_wait_timeout`.
         self._end_lanes()
         row = hold.raise_token(again=again)
+        # Read after the token is raised: from then on no earlier lane commits, so this is final.
         lanes = hold.rows(
             f"SELECT lane, batch, digest FROM `{SCHEMA}`.`lanes` WHERE consumer=%s", hold.consumer
         )
@@ -186,6 +189,8 @@ class Progress:
         the target.
         """
         if self._begun:
+            # All lanes are compared before any of them writes. If a table came to another lane, its rows
+            # could otherwise be written twice.
             self._compare(digests)
             return [lane for lane in digests if self._lanes.batch.get(lane, 0) < self._batch]
         number = self._batch + 1
@@ -284,6 +289,8 @@ class Progress:
                 " WHERE consumer=%s AND token=%s AND batch=%s",
                 *(position, self.hold.consumer, self.hold.token, self._batch),
             )
+            # In the same transaction as the position: a digest that stayed would count as a lane of the next
+            # batch after a restart.
             self.hold.execute(
                 f"UPDATE `{SCHEMA}`.`lanes` SET digest='' WHERE consumer=%s", self.hold.consumer
             )
@@ -297,6 +304,7 @@ class Progress:
         `ddl_over`: it moves past all DDLs that were noted, so the note is deleted.
         """
         with self.hold.transaction():
+            # Not while a batch is begun: lanes of it that have not committed would stay unwritten.
             self._guarded(
                 f"UPDATE `{SCHEMA}`.`progress` SET position=%s{', ddl=NULL' if ddl_over else ''}"
                 " WHERE consumer=%s AND token=%s AND begun IS NULL",

@@ -128,6 +128,8 @@ class MySqlTarget:
         # A table is rendered by the thread that reads it, so its rows are released once it has statements.
         work = [self._change_readers.submit(self._ready, net_changes) for net_changes in tables]
         wait(work)
+        # Everything is rendered before the batch begins, because the digests of all lanes are stored before
+        # the first row is written.
         lanes: dict[int, Statements] = {}
         for number, part in filter(None, (done.result() for done in work)):
             lanes.setdefault(number, Statements()).add(part)
@@ -144,6 +146,8 @@ class MySqlTarget:
             # If the batch has ended, the last attempt succeeded and only its answer was lost.
             if not self._progress.has_ended(number):
                 write(attempt)
+                # After all lanes: a position that moved before a lane has committed would lose that lane's
+                # rows.
                 self._progress.end(position)
 
         self._patiently(attempt_of)
