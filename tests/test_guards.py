@@ -36,6 +36,11 @@ def named(text: str) -> tuple[list[Path], list[str]]:
     return files, gone
 
 
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 @pytest.mark.parametrize("guard", known(), ids=lambda guard: guard.name)
 def test_a_guard_can_be_removed_and_its_tests_are_there(guard: Guard) -> None:
     source = (SOURCE / "tidegate" / guard.file).read_text()
@@ -85,5 +90,8 @@ def test_what_the_guarantees_name_wrongly_is_found() -> None:
 def test_each_guarantee_names_the_code_that_keeps_it_and_its_tests(section: str) -> None:
     kept, _, checked = section.partition("- Checked by:")
     _, _, kept = kept.partition("- Kept by:")
-    assert [file for file in named(kept)[0] if SOURCE in file.parents], "no code"
+    code = [file for file in named(kept)[0] if SOURCE in file.parents]
+    assert code, "no code"
+    cited = f"docs/guarantees.md#{anchor(section.splitlines()[0])}"
+    assert any(re.search(rf"{cited}\b(?!-)", file.read_text()) for file in code), f"no line cites {cited}"
     assert [file for file in named(checked)[0] if ROOT / "tests" in file.parents], "no test"

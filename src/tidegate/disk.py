@@ -143,6 +143,8 @@ class Ballast:
             if self._folder is None:
                 raise
             with self._lock:
+                # docs/guarantees.md#a-full-disk-is-a-warning: small files, such as the checkpoint, still find
+                # space.
                 (self._folder / BALLAST).unlink(missing_ok=True)
             return write()
 

@@ -74,6 +74,7 @@ class Rules:
         """None if the request is allowed. Header names are in lower case."""
         found = dict(headers)
         named = [value for name, value in headers if name == "host"]
+        # docs/guarantees.md#nobody-gets-in-without-permission:
         # With two Host headers, another reader of the request could take the other one.
         if len(named) != 1 or not self._is_own(named[0]):
             return Refusal(

@@ -143,6 +143,8 @@ class ReadBack:
         if rows is None:
             return [Misencoded(block.table.name, "", int(block.commit_ts[0]), "", _COUNT, None, None)]
         one = _Comparison(block, messages, rows, self.known(block.table), self._losses, self._zone)
+        # docs/guarantees.md#a-message-says-what-its-row-is: decoded as a reader would do it, before anything
+        # is sent.
         for piece in in_pieces(self._decoder, batch_of(messages)):
             if any(bad.unknown is not None for bad in piece.bad):
                 return None

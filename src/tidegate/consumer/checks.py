@@ -370,6 +370,8 @@ def check_retained(topic: Topic, needed: Mapping[int, int], first: Mapping[int, 
 
 def check_complete(topic: Topic, fetched: Iterable[Fetched], until: int | None) -> None:
     """Fatal when a row up to `until` is not on the topic, because it was too large for a message."""
+    # docs/guarantees.md#a-snapshot-never-lacks-rows-in-silence: called before anything of the round is
+    # applied.
     for part in fetched:
         for message in part.bad:
             if message.reduced_ts is None or (until is not None and message.reduced_ts > until):

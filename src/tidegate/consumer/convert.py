@@ -155,6 +155,8 @@ def to_target(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Loss
 
 def _converted(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Losses) -> pa.Array:
     kind, target = column.mysql_type, column.type
+    # docs/guarantees.md#a-row-of-the-source-is-one-row-at-the-target: a date that no calendar has would
+    # become NULL, and two rows would get one key.
     # Looked at first: text on the wire has the target's type, but not yet the form that a key's text has.
     if kind in MOMENTS and pa.types.is_string(target):
         return _key_texts(wire, kind, time_zone)

@@ -160,6 +160,8 @@ def guess(schema: str, table: str, columns: Sequence[WireColumn], version: int) 
     made, unknown = [], []
     for wire in columns:
         column = TargetColumn(wire.name, wire.mysql_type, _guessed_type(wire))
+        # docs/guarantees.md#a-row-of-the-source-is-one-row-at-the-target: text from the first row on, because
+        # rows that are already written keep their form.
         made.append(in_key(column) if wire.key else column)
         if wire.mysql_type == DECIMAL:
             unknown.append(f"{wire.name}: precision of a decimal unknown, kept as text")

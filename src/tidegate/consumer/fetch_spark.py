@@ -184,6 +184,7 @@ def jvm_may_be_gone(stop: Callable[[], bool]) -> Iterator[None]:
     try:
         yield
     except Exception:
+        # docs/guarantees.md#a-stop-is-no-failure: the JVM may notice the signal before this process does.
         until = time.monotonic() + STOP_S
         while not stop():
             if time.monotonic() > until:

@@ -237,6 +237,7 @@ class Flow:
         self._switches = {ts for ts in self._switches if not self.reached(ts)}
         limits = Limits(
             ddl_ts=ddl_ts,
+            # docs/guarantees.md#the-number-of-partitions-changes-at-one-ts-for-all-rows
             switch_ts=min(self._switches, default=None),
             until=self.until,
             ddl_places=self._ddl_places,
@@ -345,6 +346,7 @@ class Flow:
             if not self._pending(topic, min(map(self.assembler.applied, members))):
                 continue
             first = min(self._meetings[topic])
+            # docs/guarantees.md#with-the-dispatcher-conflict-no-unique-value-is-taken-before-it-is-free
             low = min(allowed[number] for number in members)
             cap = low if first <= low else first - 1
             allowed |= {number: min(allowed[number], cap) for number in members}
@@ -366,6 +368,7 @@ class Flow:
 
     def _queue(self, partition: int, message: DdlMessage) -> None:
         name = identity(message)
+        # docs/guarantees.md#a-ddl-takes-effect-at-a-target-once
         late = message.ts < self._ddl_ts or (message.ts == self._ddl_ts and name in self._ddls_done)
         # A topic that joins is read from its beginning: its DDLs may be older than those executed for others.
         if late and (partition not in self._joining or message.ts <= self.assembler.applied(partition)):

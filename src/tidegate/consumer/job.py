@@ -301,6 +301,7 @@ class Consumer:
         # applied.
         self._ends |= news.ends
         self._membership.check(news)
+        # docs/guarantees.md#a-snapshot-never-lacks-rows-in-silence
         check_complete(self._topic, news.fetched, self._settings.until)
         check_no_ddls(self._topic, news.fetched)
         if self._flow.mode is Mode.ROW:

@@ -146,6 +146,8 @@ class LakeTarget:
             return None
         position = Position.from_json(text)
         rows = self.lake.snapshot_rows(position.ts)
+        # docs/guarantees.md#each-change-is-in-a-target-once: what no snapshot names is undone, and its rows
+        # are read again.
         # Before any definition is looked up, because columns are read from the restored versions.
         self.lake.restore_all(rows)
         for row in rows:
@@ -306,6 +308,7 @@ class LakeTarget:
         # In the same commit as the versions, so a restart finds the definition that belongs to each table's
         # rows.
         position = replace(position, definitions=numbers)
+        # docs/guarantees.md#snapshots-are-whole: all tables are named in one commit.
         self.lake.publish(position.ts, rows, position.to_json())
         return position
 

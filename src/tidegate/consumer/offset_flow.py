@@ -176,7 +176,7 @@ class OffsetFlow:
         if self._begun is not None:
             return self._again(self._begun)
         limits = {number: self._limit(number) for number in self._next}
-        # Rows first: a limit never lies behind a DDL that waits, so these rows come before it.
+        # Rows first: no limit is behind a DDL that waits, so these rows come before it.
         if any(limit > self.assembler.applied(number) for number, limit in limits.items()):
             bounds = self.assembler.cut_each(limits, max_rows)
             for number, bound in bounds.items():

@@ -29,6 +29,8 @@ def forgotten(snapshots: Iterable[int], *, all_hours: float, minute_hours: float
         return []
     newest = found[-1] >> LOGICAL_BITS
     gone = []
+    # docs/guarantees.md#a-named-snapshot-stays-readable: only the ts decides, so a consumer that was stopped
+    # for days removes no more than one that ran.
     for ts, following in pairwise(found):
         at, after = ts >> LOGICAL_BITS, following >> LOGICAL_BITS
         age = newest - at

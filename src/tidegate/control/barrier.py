@@ -90,6 +90,7 @@ class Barrier:
     @property
     def bound(self) -> int:
         """The ts up to which spans may be delivered."""
+        # docs/guarantees.md#a-ddl-at-f-comes-after-all-rows-at-or-below-f-and-before-any-row-above-f
         # The first one only: the DDLs are in order, so the others are above it.
         bound = self.waiting[0].finished_ts if self.waiting else self.resolved
         return min([bound, *(ts for ts in (self.target_ts, self.held_at, self.switch_ts) if ts)])
@@ -103,6 +104,7 @@ class Barrier:
         """
         if self.waiting or self.held_at or (self.target_ts and self.resolved >= self.target_ts):
             return False
+        # docs/guarantees.md#the-number-of-partitions-changes-at-one-ts-for-all-rows: every range stops here.
         self.switch_ts = self.resolved
         return True
 

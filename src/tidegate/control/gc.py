@@ -76,6 +76,8 @@ class GcGuard:
             return None
         if needs:
             self._last, self._held = now, True
+            # docs/guarantees.md#nothing-is-lost: PD keeps the history of the changefeed that needs the
+            # earliest.
             needed = min(needs.values())
             # One below, because the earliest start is one above the safepoint (`earliest_start`). Not below
             # PD's own, because PD would refuse it and hold nothing.

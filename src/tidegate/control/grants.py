@@ -146,6 +146,8 @@ def raised(
         # it.
         others = {giver: n for giver, n in other.givers.items() if giver != capture}
         if kept != other.ranges:
+            # docs/guarantees.md#one-of-several-captures-owns-the-changefeeds: a capture that loses ranges may
+            # still write them until it is fenced.
             givers[name] = max(other.slots, givers.get(name, 0))
             # Also the captures that this giver had to fence: it may have died before it did.
             for giver, slots_of in other.givers.items():

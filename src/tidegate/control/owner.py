@@ -406,6 +406,8 @@ class Owner:
 
     def _advance(self) -> None:
         """Recompute the checkpoint; it never falls."""
+        # docs/guarantees.md#after-resolved-r-no-row-at-or-below-r-appears-for-the-first-time: the least over
+        # all keys. While a capture knows other DDL, its reports may leave out tables.
         if not self._others:
             self.checkpoint = max(self.checkpoint, min(self.durable, self.agreed_to, self.barrier.cap))
 

@@ -275,6 +275,7 @@ class Processor:
         """The ts up to which all wanted tables of a range are durable; never above the bound, nor above a DDL
         whose spans we do not have yet (`passed`).
         """
+        # docs/guarantees.md#after-resolved-r-no-row-at-or-below-r-appears-for-the-first-time
         bound = self.reach
         return min(bound, self.spans.durable_in(granted, otherwise=bound))
 

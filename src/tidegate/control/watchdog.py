@@ -55,5 +55,7 @@ class Watchdog:
             self._reports = reports
             self._silent_s = 0.0
             return None
+        # docs/guarantees.md#a-hang-never-goes-unnoticed: at most `STEP_MAX_S` a step, because this process
+        # may have been stopped itself, and then nobody's silence is proven.
         self._silent_s += min(max(passed, 0.0), STEP_MAX_S)
         return Hung(work, self._silent_s) if self._silent_s >= patience_s else None

@@ -78,6 +78,8 @@ class Tracker:
 
         `hashes`: one per key, of the row's value in the old image for a delete, otherwise in the new image.
         """
+        # docs/guarantees.md#with-the-dispatcher-conflict-no-unique-value-is-taken-before-it-is-free: a mark
+        # too many only makes readers wait; one too few breaks the promise.
         marks = self._unknown or (op == INSERT and self._conflicts(partition, hashes))
         if marks:
             self._mark()

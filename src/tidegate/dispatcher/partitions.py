@@ -79,4 +79,6 @@ def partition_of(row: RowChange, rule: DispatchRule, count: int) -> int:
     """The partition of one row among `count`."""
     if rule.partition == "ts":
         return row.commit_ts % count
+    # docs/guarantees.md#changes-of-a-row-are-on-one-partition-in-commit-order: the partition follows from the
+    # row alone, so every worker and every incarnation chooses the same.
     return row_hash(row, hashed_columns(row.table, rule)) % count

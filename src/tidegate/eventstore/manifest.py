@@ -144,6 +144,8 @@ class Frontier(Mapping[str, Timestamp]):
         `manifest` is read after this frontier. A manifest of another version than the floor names may lack
         the floor's rows; then only its own ranges count.
         """
+        # docs/guarantees.md#a-loss-of-power-costs-a-pull-and-nothing-else: the two files may come from
+        # different moments after a crash, so a floor counts only with the manifest that it names.
         place = self._places.get(span_id)
         if place is None or self._versions[place] != manifest.version:
             return manifest.resolved

@@ -37,6 +37,8 @@ def op_class(op: int, old_value: bytes) -> int:
 
 def order_key(entry: Entry) -> tuple[int, int, int, bytes]:
     """The key by which entries are compared. Entries with equal keys are one change that was pulled twice."""
+    # docs/guarantees.md#changes-of-a-row-are-on-one-partition-in-commit-order: deletes before inserts, so
+    # that a unique value is free before another row takes it.
     return entry.commit_ts, entry.start_ts, op_class(entry.op, entry.old_value), entry.key
 
 

@@ -268,6 +268,7 @@ class Segment:
             good, why = f"{_crc(batch):08x}" == expected, "the CRC32C of a batch does not match its bytes"
         except _UNREADABLE as error:
             good, why = False, f"a batch cannot be read: {error}"
+        # docs/guarantees.md#a-corrupt-segment-is-never-served: no reader gets a batch whose CRC differs.
         if not good:
             raise self._corrupt(index, why)
         if self.info.blocks[index].bytes >= UNLOAD_BYTES:

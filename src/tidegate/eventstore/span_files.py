@@ -97,6 +97,7 @@ class SpanFiles:
         # A run may have rows that its range pulls again, below the resolved ts of other ranges. They come
         # twice then; readers take each change once.
         last = max(r.resolved for r in manifest.ranges)
+        # docs/guarantees.md#a-restart-pulls-what-is-missing-and-no-more: each range continues at its own ts.
         clipped = [replace(s, valid_to=last) if s.last_ts > last else s for s in manifest.segments]
         manifest = replace(manifest, segments=tuple(clipped))
         version = self._file.write(manifest)
@@ -168,6 +169,8 @@ class SpanFiles:
         try:
             version = self._file.rewrite(manifest) if whole else self._file.write(manifest)
         except DiskFull as error:
+            # docs/guarantees.md#missing-disk-space-delays-and-loses-nothing: the same content is
+            # written later.
             self._store.filled(error)
             known = {s.file for s in self.manifest.segments}
             # The manifest on disk still names the others, so their files stay.

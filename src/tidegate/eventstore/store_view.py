@@ -89,6 +89,8 @@ def reach_of(manifest: Manifest, wanted: Wanted) -> Timestamp:
     """
     first, bits = wanted
     within = stripe_ids(manifest.span)
+    # docs/guarantees.md#trouble-in-one-region-delays-only-the-changefeeds-that-want-a-table-of-it: ranges
+    # that hold no wanted table do not count, and of the others the slowest does.
     for part in sorted(manifest.ranges, key=lambda r: r.resolved):
         ids = ids_touched(part.start, part.end, within)
         # Parts are visited from the lowest ts on, so the first that touches a wanted table is the answer.

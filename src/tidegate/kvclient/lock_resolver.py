@@ -236,6 +236,9 @@ class LockResolver:
         This happens if the primary is not written yet (the transaction has just begun), or if the key that
         the lock names is no longer the transaction's primary.
         """
+        # docs/guarantees.md#upstreams-transactions-are-not-harmed: `verify_is_primary`, because a pessimistic
+        # transaction may have chosen another primary since this lock was written; the old one would show no
+        # transaction, and the lock would be rolled back.
         request = kvrpcpb.CheckTxnStatusRequest(
             primary_key=lock.primary_lock,
             lock_ts=lock.lock_version,

@@ -32,6 +32,8 @@ def path_part(name: str) -> str:
         text = f"={ord(text[0]):02X}{text[1:]}"
     if text.endswith("."):
         text = f"{text[:-1]}=2E"
+    # docs/guarantees.md#no-two-tables-and-no-two-changefeeds-share-a-folder: on a disk that ignores case, `a`
+    # and `A` would be one folder.
     capitals = sum(1 << at for at, sign in enumerate(name) if "A" <= sign <= "Z")
     return shortened(f"{text}=-{capitals:x}" if capitals else text, name, PATH_PART_MAX)
 

@@ -285,6 +285,8 @@ def outlived(records: Mapping[str, bytes], instance: str, rules: str) -> dict[st
 
 
 def _of_spans(records: Mapping[str, bytes], instance: str) -> dict[str, SpanProgress]:
+    # docs/guarantees.md#a-changefeeds-progress-is-its-own: records of an earlier changefeed of this name say
+    # nothing about ours.
     return {key: one for key, one in _of_all_spans(records).items() if one.instance == instance}
 
 

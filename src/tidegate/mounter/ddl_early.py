@@ -44,6 +44,8 @@ def takes_effect(job: DdlJob) -> bool:
         return job.table_info is not None and any(
             part["type"] == MODIFY_COLUMN and part["schema_state"] == EARLY[job.action] for part in parts
         )
+    # docs/guarantees.md#a-row-belongs-to-its-table: from this step on sessions write the new form, so a later
+    # transition would lose rows or give them to another table.
     return job.schema_state == EARLY.get(job.action)
 
 

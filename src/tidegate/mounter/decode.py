@@ -229,6 +229,8 @@ def mount(
     ]
     for table, rows in _groups(columns, store, at, follows):
         if table is None:
+            # docs/guarantees.md#tables-that-share-a-stripe-are-delivered-as-if-each-were-alone: a row of
+            # another table of the stripe is no error, and is not sent.
             if follows is not None:
                 continue
             failed += [_quarantined(block, int(row), "no table has this id at this time") for row in rows]

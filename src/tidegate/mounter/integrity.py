@@ -71,6 +71,7 @@ def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally)
     It compares version 0, adds all outcomes to `tally`, and writes them back into `checks`, for
     `with_checksums`.
     """
+    # docs/guarantees.md#a-damaged-row-is-noticed: every image of the group is looked at.
     outcomes = checks.outcomes[group.position]
     _ask_the_plain_twin(block, group, outcomes, checks)
     if (outcomes == BY_COLUMNS).any():

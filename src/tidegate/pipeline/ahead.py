@@ -144,6 +144,7 @@ class AheadOf:
                     followed[one.rules] = of_followed(block, schemas, self._follows[one.rules])
                 reached &= followed[one.rules]
             out |= reached
+        # docs/guarantees.md#nothing-is-doubled: rows that earlier rules or spans have delivered are left out.
         return block.filter(pa.array(~out)) if out.any() else block
 
 

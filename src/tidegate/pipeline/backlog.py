@@ -109,6 +109,7 @@ class Backlog:
         budget = (at_most or self._spec.config.tidegate.max_batch_bytes) // max(1, len(sizes))
 
         def cut(span: str, since: int, upto: int) -> int:
+            # docs/guarantees.md#changes-of-a-row-are-on-one-partition-in-commit-order:
             # Its range is out, or it has no rows. A second range of it must not be out: two workers would
             # write its rows in any order.
             if span not in sizes:

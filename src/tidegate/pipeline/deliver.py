@@ -185,6 +185,8 @@ class Worker:
                 self._conflicts.commit(one.name, one.upto, one.conflicts)
 
     def _commit(self, batch: Transaction, stretches: list[Stretch]) -> None:
+        # docs/guarantees.md#nothing-is-lost: durable first. `keep` moves what is reported, and the checkpoint
+        # follows from the reports.
         batch.commit()
         for one in stretches:
             one.keep()

@@ -198,6 +198,8 @@ class Incarnations:
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._timetable.has_out(one.key), GRACE_S)
+            # docs/guarantees.md#trouble-of-one-changefeed-does-not-spread-to-others: only workers with a
+            # piece of this incarnation are killed.
             for each in self._workforce.busy_with(one):
                 each.kill()
             # Without a limit: `on_over` promises that no process works for it, and a killed process ends.

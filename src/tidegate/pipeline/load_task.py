@@ -126,6 +126,7 @@ class Loader:
         record = LoadProgress(
             spec.instance, spec.token, spec.incarnation, self._task.ts, reported.rows, reported.left_from
         )
+        # docs/guarantees.md#an-initial-load-is-joined-exactly: committed together with the rows up to there.
         self._batch.note(load_key(name), record.to_bytes())
 
     def _is_over(self) -> bool:

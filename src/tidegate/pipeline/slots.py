@@ -41,6 +41,7 @@ class _Confirmed:
         return self._writer.room
 
     def commit(self, progress: Mapping[str, bytes]) -> None:
+        # docs/guarantees.md#a-worker-on-another-machine-that-was-given-up-writes-nothing-that-counts:
         # As late as possible. If the lease ends after this answer, the sink's fence stops the commit.
         self._confirm()
         self._writer.commit(progress)

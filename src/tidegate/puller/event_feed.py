@@ -173,6 +173,7 @@ class Stream:
         self._doubted: dict[tuple[int, int], bool] = {}
         self._why = ""
         memory = memory or StreamMemory()
+        # docs/guarantees.md#changefeeds-of-keys-keep-the-same-promises: see `RAW_LAG`.
         self.matcher = BlockMatcher(memory, spill_to, RAW_LAG if raw else 0, trust_empty=trust_empty)
         # A lambda, because the call does not exist yet. The queue calls it only after messages came.
         self._queue = MessageQueue(memory.queued.join(), lambda: self._call.resume())

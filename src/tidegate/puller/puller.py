@@ -318,6 +318,8 @@ class Puller:
                 # If the stream continued without these rows, a later mark would rise above them, and the last
                 # manifest would claim that they are stored. The error ends the stream, so no mark rises.
                 raise Retryable("the puller closes", why="rows of a stream still waited for room")
+        # docs/guarantees.md#a-resolved-ts-of-the-event-store-is-complete: rows are appended before the marks
+        # below rise.
         for number, block in matched.blocks:
             watched_span = self._spans.numbered(number)
             if watched_span is not None:

@@ -74,6 +74,8 @@ class RangeLock:
         With `limits`, adjacent free ranges on both sides are locked as well, as far as they are inside
         `limits` and without a gap.
         """
+        # docs/guarantees.md#a-resolved-ts-of-the-event-store-is-complete: no key has two registrations, so no
+        # range counts as complete while rows of it come by another one.
         overlapping = self._holders(bounds)
         if not overlapping:
             bounds = bounds if limits is None else self._widened(bounds, limits)

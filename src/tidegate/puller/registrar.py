@@ -138,6 +138,8 @@ class Registrar:
     def _admit(self, store_id: int) -> None:
         """Send the registrations that the store may scan now."""
         while (registered := self.admission.next(store_id)) is not None:
+            # docs/guarantees.md#nothing-is-lost: below the safe point a scan could lack versions that GC has
+            # removed.
             # As late as possible: the safe point may have risen while the range waited.
             if registered.watched_span.guarded and registered.resolved < self._safe_points.of(
                 registered.watched_span.span

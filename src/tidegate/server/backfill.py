@@ -201,6 +201,8 @@ class Backfill:
         return _Job(start_ts, upto, pulled, time.monotonic())
 
     def _fill(self, live: SpanStore, job: _Job) -> None:
+        # docs/guarantees.md#changefeeds-share-one-event-store-each-at-its-own-place: all of it or nothing, so
+        # the beginning that others see never rises.
         if live.prepend(job.pulled, job.after, job.upto):
             self.filled += 1
             event(LOG, logging.INFO, "span begins earlier now", span=live.id, after=job.after, upto=job.upto)

@@ -195,6 +195,8 @@ class Node:
             if (over := self.over()) is not None:
                 self.lost(over)
                 raise over
+            # docs/guarantees.md#one-of-several-captures-owns-the-changefeeds: the key disappears with the
+            # owner's session, and then no write of this owner succeeds.
             mine = Compare(self.owner_key, mod_revision=self.owner_rev)
             if self.shared:
                 check_size(writes, guards)

@@ -77,6 +77,8 @@ async def kill_session(session: int) -> None:
     within `UNKILLABLE_S` are left and logged.
     """
     until = asyncio.get_running_loop().time() + UNKILLABLE_S
+    # docs/guarantees.md#a-hang-never-goes-unnoticed: a stopped process reacts neither to SIGTERM nor to
+    # the end of its parent.
     while there := members(session):
         for one in there:
             with suppress(ProcessLookupError, PermissionError):

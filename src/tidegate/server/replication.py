@@ -354,6 +354,7 @@ class Replication:
         """Store that the initial load is durable downstream, then let the stream continue."""
         record, ts = self._record, self._record.persisted
         try:
+            # docs/guarantees.md#an-initial-load-is-joined-exactly:
             # Stored before the barrier is released. Once changes above the load are delivered, a restart must
             # not load again.
             await record.store(ts, loaded=True)

@@ -242,6 +242,8 @@ class SchemaTracker:
         else:
             # Only after the last step. If it stops earlier, DDL above `place` is not returned yet.
             place = max(place, resolved)
+        # docs/guarantees.md#a-ddl-is-delivered-once: only after all steps. If one of them raises, the next
+        # call returns all of them.
         self._place, self._stopped = place, stopped
         return found, place
 

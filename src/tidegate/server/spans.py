@@ -246,6 +246,8 @@ class SpanRegistry:
         for name, holders in self._holders.items():
             ddl = int(name == DDL_SPAN_ID)
             readers = (one for one in holders if ddl or isinstance(one, FeedId) or one not in limits)
+            # docs/guarantees.md#changefeeds-share-one-event-store-each-at-its-own-place: the one that needs
+            # the earliest changes decides.
             # A holder without a limit has finished nothing, so nothing may be dropped for it.
             limit = min((limits[feed][ddl] if feed in limits else 0 for feed in readers), default=0)
             if limit > self._dropped.get(name, 0):

@@ -21,6 +21,8 @@ SHOWN: Final = 500
 
 def for_targets(ddl: DdlEvent, charset: str, sql_mode: int) -> DdlEvent:
     """The event with its statement restored; a statement that cannot be parsed stays, with a warning."""
+    # docs/guarantees.md#a-ddls-text-is-the-one-that-ticdc-sends: a statement that our parser cannot read goes
+    # out unchanged, because a changefeed must not stop for a text.
     outgoing = restore.outgoing(ddl.query, charset=charset, sql_mode=sql_mode)
     if outgoing.problem:
         event(

@@ -76,6 +76,8 @@ class Quarantine:
                 rest = memoryview(data)
                 while rest:
                     rest = rest[os.write(handle, rest) :]
+                # docs/guarantees.md#bad-bytes-neither-stop-a-changefeed-nor-vanish: before anything after the
+                # entry goes out.
                 os.fsync(handle)
             except OSError:
                 os.ftruncate(handle, size)

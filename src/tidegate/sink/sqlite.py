@@ -186,6 +186,8 @@ class SqliteWriter(ABC):
                 if taken:
                     ledger.hold(connection, self._slot, self._holder)
                 else:
+                    # docs/guarantees.md#a-spark-query-reads-each-change-once: rows and progress are one
+                    # transaction, in which the fence was checked.
                     self.insert(connection)
                     ledger.keep(connection, progress)
             except BaseException:

@@ -144,6 +144,7 @@ class WriterCatalog(SqlCatalog):
         if self._token is None:
             return
         held = connection.exec_driver_sql(f"SELECT max(token) FROM {_TOKENS}").scalar()
+        # docs/guarantees.md#each-change-is-in-a-target-once: a consumer that was replaced commits nothing.
         if held != self._token:
             connection.exec_driver_sql("ROLLBACK")
             raise Fenced(

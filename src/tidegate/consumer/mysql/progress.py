@@ -273,6 +273,8 @@ class Progress:
     def lane(self, lane: int, connection: Connection) -> None:
         """The first statement of a lane's transaction, in its connection. Fenced when it may not write."""
         with connection.cursor() as cursor:
+            # docs/guarantees.md#each-change-is-in-a-target-once: the guard is in the transaction of the rows,
+            # so rows of a replaced consumer are rolled back with it.
             matched = cursor.execute(
                 f"UPDATE `{SCHEMA}`.`lanes` SET batch=%s"
                 " WHERE consumer=%s AND lane=%s AND token=%s AND batch<%s",

@@ -61,6 +61,7 @@ class Share:
         """The bytes that this stream may hold now."""
         budget = self._budget
         with budget._lock:
+            # docs/guarantees.md#memory-is-bounded: a stream may hold what the others leave.
             # The equal share even if the others hold more than theirs: otherwise a store that fills later
             # would get nothing.
             others = budget._held - self._held

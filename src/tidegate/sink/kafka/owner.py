@@ -136,6 +136,8 @@ class KafkaOwnerSink:
     def use(self, topics: Iterable[str]) -> None:
         """Create or check topics that are new, fix their numbers of partitions, and send Resolved to them."""
         fresh = {name: self._fixed.get(name, 0) for name in topics if name not in self.topics}
+        # docs/guarantees.md#with-several-topics-the-same-holds: the topic exists and its number of partitions
+        # is recorded before the caller sends the DDL that needs it.
         used = self.topics | ensure_topics(self._uri, self._kafka, fresh, self._partitions)
         # A transaction only if the record changes: `use` is called for each DDL.
         if used != self._recorded:
@@ -155,6 +157,8 @@ class KafkaOwnerSink:
         # A copy: if the transaction fails, `self.journal` still says what is durable.
         journal = replace(self.journal, ddl_ts=event.finished_ts, ddl_seq=event.seq)
         with self._transaction():
+            # docs/guarantees.md#a-ddl-is-delivered-once: the DDL and its journal record become visible
+            # together.
             self._broadcast(message, topic, count)
             self._keep(journal)
         self.journal = journal
@@ -203,6 +207,8 @@ class KafkaOwnerSink:
         assert resolved is not None, "a protocol without Resolved is refused"
         journal = replace(self.journal, resolved_ts=ts)
         with self._transaction():
+            # docs/guarantees.md#the-number-of-partitions-changes-at-one-ts-for-all-rows: the change, its
+            # announcement and the record for the next incarnation are one transaction.
             self._broadcast_all(resolved, layouts)
             if admin is not None:
                 self._broadcast(replace(admin, headers=admin.headers + now.headers), own, now.all)

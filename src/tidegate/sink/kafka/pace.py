@@ -64,6 +64,8 @@ class Pace:
 
     def window(self, now: float) -> int:
         """How many bytes may be under way."""
+        # docs/guarantees.md#a-transaction-of-any-size-gets-through: a slow broker gets less at a time, so
+        # that the transaction ends before the broker's timeout.
         return min(self.piece(now), WINDOW_MAX)
 
     def piece(self, now: float) -> int:

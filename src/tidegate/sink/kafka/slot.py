@@ -103,6 +103,8 @@ class SlotWriter:
     def commit(self, progress: Mapping[str, bytes]) -> None:
         """End the transaction with these records of progress; rows and records are durable on return."""
         with self._before_commit():
+            # docs/guarantees.md#nothing-is-doubled: progress is in the transaction of its rows, so both are
+            # durable or none.
             for key, value in progress.items():
                 self._producer.produce(self._progress_topic, value, key, 0, on_delivery=self._failed)
                 self._under_way.add(1, len(value))
@@ -135,6 +137,8 @@ class SlotWriter:
             producer.init_transactions(CALL_TIMEOUT_S)
         except KafkaException as error:
             raise unreachable(self._uri, error) from error
+        # docs/guarantees.md#a-zombie-writes-nothing-that-a-reader-sees: after the initialisation. A grant
+        # that is replaced later is fenced by Kafka; one that was replaced before is found here.
         self._prove()
         return producer
 

@@ -83,6 +83,7 @@ class FileHistory:
         """
         found, young = [], False
         for name, lives in self._past.items():
+            # docs/guarantees.md#a-named-snapshot-stays-readable
             if name in self._since or any(_holds(life, needed) for life in lives):
                 continue
             if all(life.removed_at <= before for life in lives):

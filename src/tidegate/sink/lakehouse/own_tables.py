@@ -181,6 +181,7 @@ class OwnTables:
         """A table to write to; Fatal unless it carries this target's mark."""
         table = self.open(path)
         found = table.metadata().configuration.get(MARK)
+        # docs/guarantees.md#nothing-that-belongs-to-others-is-touched-at-a-target
         if found != self.identity():
             raise Fatal(
                 "the place of one of the target's tables has a table that is not the target's",

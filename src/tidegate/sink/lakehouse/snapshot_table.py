@@ -52,6 +52,7 @@ class SnapshotTable:
 
     def _refuse_others(self, table: DeltaTable) -> None:
         newest = self._newest_ts(table)
+        # docs/guarantees.md#two-consumers-of-one-delta-target-do-not-both-name-snapshots
         if self._published is not None and newest != self._published:
             raise Fatal(
                 "another consumer has named a snapshot of this target",

@@ -84,6 +84,8 @@ class Takeover:
         InvalidInput if the target belongs to another consumer. Retryable if other processes committed first
         `TAKEOVERS` times.
         """
+        # docs/guarantees.md#in-s3-a-replaced-consumer-names-nothing-and-deletes-nothing-of-its-successors:
+        # a commit must be the next version, so after this one the earlier consumer's next one fails.
         mine = Writer.of_this_process(name)
         for _ in range(TAKEOVERS):
             # A table that is open may be old, and then the commit below would fail each time.

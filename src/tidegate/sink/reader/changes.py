@@ -205,6 +205,8 @@ class Changes:
         """
         with self._open() as connection:
             confirmed_ts = self._get(connection, "confirmed_ts")
+            # docs/guarantees.md#a-spark-query-reads-each-change-once: pieces up to there may be deleted, so
+            # the query gets an error and never a gap.
             if confirmed_ts > after:
                 raise already_confirmed(after, confirmed_ts)
             found = connection.execute(
