@@ -32,6 +32,7 @@ def join(parts: list[Decoded], tables: Sequence[tuple[RowKey, DecodedTable]] = (
         for key, table in (*tables, *more):
             groups.setdefault(key, []).append(table)
         rows = [_merge(group) for group in groups.values()]
+    # By first row, which is the order of the tables of a batch that is decoded at once.
     rows.sort(key=lambda table: (int(table.offset[0]), int(table.seq[0])))
     return Decoded(
         rows,

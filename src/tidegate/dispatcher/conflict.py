@@ -262,6 +262,8 @@ class Conflicts:
         `blind_upto`: rows up to this commit ts may have been delivered before, so that not all of them are
         tracked.
         """
+        # Taken out until `commit`: if the range fails, its rows are not durable, and what was tracked of them
+        # must not be used.
         known = self._known.pop(span, None)
         is_next = self._upto.pop(span, None) == after
         trackers = known.trackers if known is not None and is_next else {}

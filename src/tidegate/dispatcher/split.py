@@ -108,6 +108,8 @@ def _split(block: RowBlock, split: npt.NDArray[np.bool_]) -> RowBlock:
     commit_ts, start_ts = block.commit_ts[source], block.start_ts[source]
     starts[1:] = (commit_ts[1:] != commit_ts[:-1]) | (start_ts[1:] != start_ts[:-1])
     transaction = np.cumsum(starts)
+    # A transaction with a split update is sorted with all its rows: a plain insert may take the value that
+    # the update frees. Other transactions keep their order.
     sorted_ones = np.isin(transaction, transaction[halved])
     # 0 for deletes, 1 for updates, 2 for inserts. The number of the row keeps their order among equals.
     rank = np.where(sorted_ones, DELETE - op.astype(np.int64), 0)

@@ -106,6 +106,7 @@ def _apply(
     try:
         out[rows] |= vector.evaluate(_fitting(condition, block.table), cells)
     except Beyond:
+        # Only rows that are not left out yet: the others must not cause an error.
         left = rows[~out[rows]]
         changes = rows_of(take(block, left), temporal.zone(time_zone))
         out[left] = [_holds(condition, change) for change in changes]
@@ -126,5 +127,6 @@ def _changed(block: RowBlock, rows: Int64s, watched: tuple[int, ...]) -> Bools:
             differs = new.floats(at) != old.floats(at)
         else:
             differs = new.integers(at) != old.integers(at)
+        # The word in the place of a NULL has no meaning, so it is not compared.
         changed |= (nulls != olds) | (~nulls & ~olds & differs.astype(np.bool_))
     return changed

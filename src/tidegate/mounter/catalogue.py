@@ -52,6 +52,7 @@ class Catalogue:
     def apply(self, ts: int, jobs: Sequence[DdlJob | UnreadableJob]) -> None:
         """Apply all jobs of one ts. Calls come in order of ts."""
         assert not self.broken, "half of what a job did may be there"
+        # It stays set if a job raises: then only some jobs of this ts may be applied, and nobody may read on.
         self.broken = True
         applied = tuple(self.store.apply(job) for job in jobs)
         self.store.advance(ts)

@@ -147,6 +147,7 @@ def _drop_table(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
 def _view(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     """Create, replace or drop a view: the event is TiCDC's; views have no rows."""
     info = _info(job)
+    # OR REPLACE gives the view another id, and the job does not name the one that it replaces.
     replaced = [
         t for t in catalog.tables_of(job.schema_id) if t.is_view and t.table == table_info.name_of(info)
     ]
@@ -170,6 +171,7 @@ def _replace(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     before = catalog.current(job.table_id)
     if before is None and job.action in REORGANISATIONS:
         before = catalog.current(info["id"])  # it has its new id since the step that emitted the event
+    # Applied even if the event was sent at an earlier step, which did not know the indexes yet.
     done = replaced(job, catalog, [(before, job.schema_id, schema, info, job.action, job.query)])
     if before is not None and was_emitted(job, before, info):
         return Transition(tables=done.tables, ignored="the event was sent when the change took effect")

@@ -325,6 +325,8 @@ class SchemaStore:
             self.ignored[reason] += 1
             return Applied(job.finished_ts)
         try:
+            # Computed as a whole before anything changes, so a job that is not understood leaves the
+            # catalogue as it was.
             change = ddl.transition(job, self)
         except Undecodable as error:
             return Applied(job.finished_ts, refusal=ddl_transition.unreadable(error, job))
@@ -334,6 +336,7 @@ class SchemaStore:
         self._change_schemas(job, change.schemas)
         changed: set[int] = set()
         for table_id, after in change.tables:
+            # The old version ends first, because the new one may have the same physical ids.
             changed |= self._end(job.finished_ts, table_id)
             if after is not None:
                 changed |= self._put(job.finished_ts, after)

@@ -115,6 +115,7 @@ class TidegateTables(DataSource):
             with PdClient(address) as pd:
                 given = self.options.get("as_of", "latest")
                 ts = pd.tso() if given == "latest" else _number("as_of", given)
+                # Before the table is looked up, so that GC cannot remove its definition at `ts` meanwhile.
                 hold(pd, ts, self._hold_s)
                 self._found = tables_at(pd, ts, [name])[name]
         return self._found
@@ -137,6 +138,7 @@ class TableReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with PdClient(self._table.pd) as pd:
+            # For each action again, because the hold of an earlier one may have ended.
             hold(pd, self._table.ts, self._hold_s)
             return [Region(span) for span in spans_of(pd, self._table.parsed())]
 

@@ -106,6 +106,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         at = Position.of(start)
         if at is None:
+            # Here and not in `initialOffset`: Spark writes this offset into the checkpoint before it reads
+            # rows, so a restart finds the reader that was created.
             return self._created()
         self._check(at)
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else 0

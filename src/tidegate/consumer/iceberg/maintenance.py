@@ -43,6 +43,8 @@ class Tidying:
             yield 0
         # One piece, so that the decision is made at one moment. Later tables and snapshots are not affected.
         paths, needed = lake.table_paths(), lake.named_versions()
+        # Everything that is named by now is in `needed`. From here on `named_since` has what commits between
+        # the pieces add.
         lake.index.named_since.clear()
         since = self._upkeep.oldest(position.ts)
         yield 0

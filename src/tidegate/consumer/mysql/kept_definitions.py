@@ -29,6 +29,7 @@ class KeptDefinitions:
         InvalidInput when one of the tables belongs to another consumer.
         """
         mine = self._hold.consumer
+        # Before those in `made`: a table may have been renamed to the name of one that is gone.
         for schema, table in gone:
             self._hold.execute(
                 f"DELETE FROM `{SCHEMA}`.`definitions`"

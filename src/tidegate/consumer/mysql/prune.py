@@ -35,6 +35,8 @@ def prune(hold: Hold, table: tuple[str, str], members: Members) -> None:
         ]
         mask = members.mask(pa.RecordBatch.from_arrays(typed, names))
         found.append(pa.Table.from_arrays(kept, names).filter(mask))
+    # Only when everything is read: no other statement may run while `batches` reads, and a deleted row would
+    # change what it reads.
     if found:
         for statement in matching_deletes(columns, pa.concat_tables(found), qualified(*table)):
             hold.run_ddl(statement)

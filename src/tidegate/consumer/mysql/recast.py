@@ -44,6 +44,7 @@ def recast(hold: Hold, table: tuple[str, str], old: str, new: str, change: Chang
     place, known = qualified(*table), qualified(SCHEMA, hold.scratch)
     before, after = change.before, change.after
     digest = f"UNHEX(SHA2({_digested(before, quoted(old))}, 256))"
+    # A run that died may have left it, with the values of another column.
     hold.run_ddl(f"DROP TABLE IF EXISTS {known}")
     hold.run_ddl(
         f"CREATE TABLE {known} (digest BINARY(32) PRIMARY KEY,"

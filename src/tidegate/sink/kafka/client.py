@@ -431,11 +431,13 @@ def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, byte
         while time.monotonic() < deadline:
             for message in take(consumer, 1000, 0.1):
                 error = message.error()
+                # All writers are fenced, so the end that is reached now is the last one.
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:
                     return records
                 if error is not None and not error.retriable():
                     raise unreachable(uri, error)
                 key, value = message.key(), message.value()
+                # A deleted record. Compaction may not have removed the earlier ones yet.
                 if error is None and key is not None and value is None:
                     records.pop(key.decode(), None)
                 elif error is None and key is not None:

@@ -360,6 +360,8 @@ class Lakehouse:
                 raise
             with translated(self.store, path):
                 raise raised[0] from error
+        # A commit of its own. If the process dies before it, no snapshot names the rows either, and both are
+        # undone.
         with self._tables.writing(path) as table:
             delta_commit.set_properties(table, configuration(schema))
 

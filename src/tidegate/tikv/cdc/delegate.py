@@ -209,6 +209,7 @@ class Delegate:
         congested: dict[Downstream, None] = {}
         self._cut()
         bounds, segments = self._bounds, self._segments
+        # A command empties its ranges before it makes its changes, so locks that it puts there stay.
         if command.ranges:
             self._forget(command)
         for key, row, lock_ts, txn_source, raw, is_large in self._seen(command, old_values):

@@ -106,6 +106,8 @@ class Endpoint:
             del self._raftstore.observers[self._store_id]
         self._tasks.put(self._registrations.close_all)
         self._tasks.put(None)
+        # The apply thread may wait here for room in the backlog, and must see that nobody makes room any
+        # more.
         with self._drained:
             self._drained.notify_all()
         if self._thread.is_alive():
@@ -201,6 +203,7 @@ class Endpoint:
             connection.channel.end_request()
 
     def _register(self, connection: Connection, request: pb.ChangeDataRequest) -> None:
+        # The stream has ended while the request was in the queue. Nobody would remove the downstream.
         if connection.id not in self._registrations.connections:
             return
         connection.set_client_version(request.header.ticdc_version)

@@ -57,10 +57,13 @@ class Registrations:
         downstream.home = connection.downstreams
         downstream.home[downstream.request_id, region.id] = downstream
         self.delegates.setdefault(region.id, Delegate(region, self._raw)).add(downstream)
+        # Before the scan takes its snapshot: a command that is neither observed nor in the snapshot would be
+        # lost.
         self._observer.observe(region.id)
 
     def drop(self, downstream: Downstream, error: pb.Error | None) -> None:
         """Forget a downstream; `error` is its last event."""
+        # First, so that nothing more is sent for a downstream that is about to disappear from the lists.
         downstream.channel.fail(downstream, None if error is None else downstream.error(error))
         region_id = downstream.region.id
         if downstream.home.get((downstream.request_id, region_id)) is downstream:

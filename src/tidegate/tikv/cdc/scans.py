@@ -79,6 +79,8 @@ class Scans:
             snapshot = self._capture(downstream)
             if snapshot is None:
                 return
+            # Locks before versions, because until they are known the resolver must keep every live change in
+            # memory.
             locks, large = initializer.scan_locks(downstream, snapshot, self._faults, self.limiter)
             self._queue_task(lambda: self._locks_scanned(downstream, locks, large))
             initializer.scan_versions(downstream, snapshot, self._faults, self.limiter)

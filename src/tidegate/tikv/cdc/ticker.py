@@ -132,6 +132,7 @@ def _report(connection: Connection, now: float) -> None:
     for (request_id, region_id), downstream in connection.downstreams.items():
         ts = downstream.resolver.resolved_ts
         if ts > downstream.sent_ts or (ts and now - downstream.sent_at >= REPEAT_S):
+            # Even if the channel is full and drops the mark: a later mark covers it.
             downstream.sent_ts, downstream.sent_at = ts, now
             groups[request_id if connection.multiplexing else 0, ts].append(region_id)
     for (mark_id, ts), region_ids in groups.items():

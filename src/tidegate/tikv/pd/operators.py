@@ -64,6 +64,7 @@ class Operators:
         accepts no writes.
         """
         source, target = (self._led(self._regions, each) for each in (source_id, target_id))
+        # Peers are moved before the source stops accepting writes, because each move takes several commands.
         if set(source.stores) != set(target.stores):
             region_change.neighbours(source, target)
             self._gather(source_id, target)
@@ -126,10 +127,13 @@ class Operators:
         peer = region.peer_on(source)
         wish = Wish.LEARNER if peer is not None and peer.role is Role.LEARNER else Wish.VOTER
         come, go = PeerChange(wish, target), PeerChange(Wish.REMOVE, source)
+        # Both steps are computed on the present region first: if the second one is impossible, the first must
+        # not be done.
         conf_change.change_peers(region, [come], lambda: 0)
         if peer is None:
             conf_change.change_peers(region, [go], lambda: 0)
         self._change(region_id, [come])
+        # The new peer leads before the old one goes, so the region is never without a leader.
         if region_change.present(self._regions, region_id).leader == source:
             self.transfer(region_id, target)
         return self._change(region_id, [go])

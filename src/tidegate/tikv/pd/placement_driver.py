@@ -34,6 +34,7 @@ def load_cluster_id(engine: Engine) -> int:
     stored = engine.get(META, CLUSTER_KEY)
     if stored is not None:
         return int.from_bytes(stored, "big")
+    # Durable before anyone sees it: after a crash, another id would make every client refuse the cluster.
     drawn = secrets.randbits(62) | 1 << 62
     engine.write([(META, CLUSTER_KEY, drawn.to_bytes(8, "big"))])
     engine.sync()

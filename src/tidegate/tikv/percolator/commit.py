@@ -49,6 +49,8 @@ def commit(
     try:
         for index, key in enumerate(encoded):
             stored = stored_lock(key)
+            # A commit that is repeated finds no lock, or that of a later transaction. Only the record says
+            # whether the first attempt succeeded.
             if stored is None or not committer.commit(key, stored, start_ts):
                 _check_committed(reader, request.keys[index], key, start_ts)
     except RefusedError as refused:

@@ -280,6 +280,8 @@ class _Prewriter:
     def outcome(self) -> Outcome[pb.PrewriteResponse]:
         """The changes for all checked keys. If a commit ts is chosen here, in-memory locks are published."""
         request = self._request
+        # Only after all checks: choosing a ts publishes in-memory locks, and a request that is refused must
+        # leave none.
         choice = self._choose() if self._one_pc or self._async else None
         common = Lock(
             mvcc.KIND_PUT,
@@ -356,6 +358,8 @@ class _Prewriter:
                 if len(value) <= mvcc.SHORT_VALUE_MAX:
                     changes.append((mvcc.LOCK, key, b"%bv%c%b%b" % (head, len(value), value, own)))
                     continue
+                # Before the lock: CDC's delegate reads a command in order, and needs the value when it comes
+                # to the lock.
                 changes.append((mvcc.DEFAULT, keys.versioned(key, self._start_ts), value))
             changes.append((mvcc.LOCK, key, head + own))
 
@@ -381,6 +385,7 @@ class _Prewriter:
             if kind == mvcc.KIND_PUT and len(value) <= mvcc.SHORT_VALUE_MAX:
                 record = b"%bv%c%b%b" % (heads[kind], len(value), value, tail)
             elif kind == mvcc.KIND_PUT:
+                # Before the record, for the same reason as in `_put_locks`.
                 changes.append((mvcc.DEFAULT, keys.versioned(key, self._start_ts), value))
             changes.append((mvcc.WRITE, keys.versioned(key, commit_ts), record))
             if held is not None:

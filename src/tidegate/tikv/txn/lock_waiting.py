@@ -79,6 +79,8 @@ class LockWaiting:
         """Park a request. False if the caller must answer it at once; a deadlock is answered here."""
         if waiter.deadline <= time.monotonic():
             return False
+        # The detector gets the edge before the request is queued. Otherwise two requests could both be queued
+        # before either sees the edge of the other.
         edge = _edge(waiter, waiter.blocked.lock.start_ts)
         deadlock = self.detector.wait(edge)
         if deadlock is not None:
@@ -123,6 +125,8 @@ class LockWaiting:
         victims = []
         with self._changed:
             for waiter in list(self._queues.get(key, ())):
+                # The edge to the former holder goes first: with it, a cycle could be found that does not
+                # exist any more.
                 if waiter.edge is not None:
                     self.detector.done(waiter.edge)
                 waiter.edge = _edge(waiter, holder)

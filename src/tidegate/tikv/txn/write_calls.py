@@ -184,6 +184,8 @@ class TxnWrites:
 
     def _resolve_region(self, region: Region, txn_statuses: dict[int, int], answer: Answer) -> None:
         """Resolve all locks of the given transactions in the region, in rounds of RESOLVE_LOCKS_MAX."""
+        # Collected without latches. `resolve_locks` looks at each key again under its latch, and leaves locks
+        # of other transactions as they are.
         found = []
         for key, lock in snapshot.locks_in(self._engine, region.start, region.end):
             if lock.start_ts in txn_statuses:
