@@ -97,13 +97,16 @@ def plan(
             else [Nothing("not here")]
         )
     definition = from_info(event.schema, after, event.finished_ts, table=event.table)
+    # Before the case of a new table, like which it looks: its rows would be lost.
     if event.action == RECOVER_TABLE:
         return [_restored(definition, dropped or {})]
     if event.action == EXCHANGE:
         return _exchanged(event, after, definition, known)
+    # Another id is another table, without rows: TRUNCATE. Only a new partitioning keeps rows under a new id.
     if before is None or (before["id"] != after["id"] and event.action not in REPARTITION):
         return [Create(definition)]
     if event.action in (DROP_PARTITION, TRUNCATE_PARTITION):
+        # Rows go while the table still has the definition by which their partitions are computed.
         return [*_pruned(event, before, known), *_altered(event, before, definition, known)]
     return _altered(event, before, definition, known)
 
@@ -161,6 +164,8 @@ def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: 
         return [Refuse(f"{why}{error}")]
     validated = not event.query.endswith(WITHOUT_VALIDATION)
     return [
+        # First, because the exchange may mark this definition: rows may be in a partition to which they do
+        # not belong.
         Redefine(made, "columns are as before"),
         Exchange(held.schema, held.table, chosen, other, validated),
     ]
@@ -174,6 +179,7 @@ def _altered(event: DdlEvent, before: dict[str, Any], after: Definition, known: 
     if held.info is not None and held.info.get(MISPLACED) and event.action not in REPARTITION:
         after = misplaced(after)
     steps: list[Step] = []
+    # The rename comes first: the steps after it find the table by its new name.
     if (held.schema, held.table) != (after.schema, after.table):
         other = known.get((after.schema, after.table))
         if other is not None and other.table_id and other.table_id != held.table_id:

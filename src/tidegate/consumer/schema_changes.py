@@ -196,6 +196,7 @@ def _kept_info(base: dict[str, Any], event: DdlEvent, message: DdlMessage, *, ty
     was_key = {column.id for column in _key_of(base, event)}
     _, gone = ignored_names(base)
     held = {entry["id"]: entry for entry in base.get("cols") or []}
+    # From the top, because TiDB counts upwards and would reuse a low id soon.
     free = (number for number in range(ID_MAX - 1, 0, -1) if number not in upstream and number not in held)
     places: dict[int, int] = {}
     columns: list[dict[str, Any]] = []

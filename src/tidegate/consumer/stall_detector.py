@@ -119,6 +119,7 @@ class StallDetector:
         lowest = min(seen.watermark for seen in self._partitions.values())
         if lowest > self._lowest:
             self._lowest, self._moved = lowest, now
+            # It has moved, so another stall is news.
             self._reported.discard("stalled")
 
     def lacks(self, numbers: Iterable[int], now: float) -> None:
@@ -155,6 +156,8 @@ class StallDetector:
 
     def _unreadable(self, now: float) -> InvalidInput | None:
         counts = self._counts
+        # A single message that can be decoded shows that the protocol is right, and so does a target that was
+        # filled before.
         if not self._fresh or counts.bad < MANY_BAD or counts.bad < counts.messages:
             return None
         return InvalidInput(

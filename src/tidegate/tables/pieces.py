@@ -74,6 +74,7 @@ def complete(ask: Callable[[int], Iterable[tuple[int, bytes]]]) -> Iterator[byte
                         why=f"frame {n} came after {past}",
                         fix=_VERSIONS,
                     )
+                # Before it is yielded: no later attempt may bring a frame that the caller has.
                 past = n
                 yield body
                 patience.succeeded()

@@ -68,6 +68,8 @@ class Tidying:
                 lake.set_aside(path)
         self._clean = {path: self._clean[path] for path in paths if path in self._clean and path in named}
         found = {path: sorted(set(named[path])) for path in paths if path in named}
+        # The table of snapshots is read at its newest version only. A reader that has just opened an older
+        # one has the grace of `_tidy`.
         return found | {SNAPSHOTS: [lake.version(SNAPSHOTS)]}
 
     def _tidy(self, path: str, needed: list[int]) -> Iterator[int]:

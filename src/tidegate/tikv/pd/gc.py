@@ -110,6 +110,8 @@ class SafePoints:
             allowed = min([safe_point, *others])
             if allowed > self._safe_point:
                 self._safe_point = allowed
+                # The collector's own safepoint follows, so that no service can be set below what may be
+                # removed now.
                 worker = self._services[GC_WORKER]
                 kept = ServiceSafePoint(GC_WORKER, max(worker.safe_point, allowed), _FOREVER_MS)
                 self._services[GC_WORKER] = kept

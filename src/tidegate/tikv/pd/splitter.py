@@ -122,6 +122,7 @@ class Splitter:
 
     def check(self, region_id: int) -> int:
         """Split a region if it is too large; returns the number of its parts (0: the region is gone)."""
+        # Before the region is measured: what is written meanwhile counts for the next check.
         self._raftstore.written.pop(region_id, None)
         region = self._raftstore.regions.by_id.get(region_id)
         if region is None:

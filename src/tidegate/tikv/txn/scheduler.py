@@ -87,6 +87,7 @@ class Scheduler:
 
     def _run(self, task: Task) -> None:
         region = task.region
+        # Checked again, because the task may have waited for its latches since it was accepted.
         if region is not self._regions.by_id.get(region.id) or region.merging:
             refusal = self._regions.refusal(region)
             if refusal is not None:
@@ -117,6 +118,7 @@ class Scheduler:
             if outcome.published:
                 self._concurrency.release(outcome.published)
             self._release(task)
+            # After the release, because a waiter that is woken needs the same latch.
             if self._waiting.is_busy and error is None:
                 self._wake_waiters(task, outcome.changes)
             task.answer(outcome.response, error)
@@ -136,6 +138,7 @@ class Scheduler:
         assert blocked is not None
 
         def resume() -> None:
+            # Executed on the pool: this is called on the apply thread, which must not wait.
             task.woken_by = blocked.key
             self._pool.submit(self.submit, task)
 
