@@ -251,6 +251,7 @@ def _below(bound: Sequence[str], operands: Sequence[_Operand]) -> Callable[[pa.R
                 found = _constant(batch, value=True)
                 continue
             value = operand.of(batch)
+            # NULL is below every bound, as in MySQL.
             less = pc.fill_null(pc.less(value, limit), True)
             same = pc.fill_null(pc.equal(value, limit), False)
             found = pc.or_(less, pc.and_(same, found))

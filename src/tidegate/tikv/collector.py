@@ -95,6 +95,8 @@ class Collector:
                 return removed
             self._remove(batch)
             removed += len(batch)
+        # Not if an open lock held the collection back: what is above it must still be collected once the lock
+        # is gone. Stored last, because after a kill the collection starts over.
         if safe_point == allowed:
             self._remove([(META, DONE_KEY, safe_point.to_bytes(8, "big"))])
             self._done = safe_point

@@ -139,6 +139,7 @@ class Engine:
             else:
                 put(key, value, handles[cf])
         with self._mutex:
+            # Under the mutex, so that `snapshot` finds no write between two column families.
             self._db.write(batch)
 
     def _empty(self, batch: WriteBatch, cf: int, start: bytes, end: bytes) -> None:
