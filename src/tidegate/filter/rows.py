@@ -124,6 +124,7 @@ def _changed(block: RowBlock, rows: Int64s, watched: tuple[int, ...]) -> Bools:
         if block.table.columns[at].kind in _POINTERS:
             differs = pc.not_equal(new.raw(at), old.raw(at)).to_numpy(zero_copy_only=False)
         elif block.table.columns[at].kind in (Kind.FLOAT, Kind.DOUBLE):
+            # As numbers, like the row-wise twin: 0.0 and -0.0 have different words but are equal.
             differs = new.floats(at) != old.floats(at)
         else:
             differs = new.integers(at) != old.integers(at)

@@ -182,6 +182,8 @@ def _watched(rule: EventRule, table: TableSchema) -> tuple[int, ...]:
     return tuple(
         at
         for at, (column, flag) in enumerate(zip(table.columns, table.ticdc_flags, strict=True))
+        # A change of a key always counts: if such an update were ignored, the target would keep the row under
+        # its old key.
         if flag & _KEY_FLAGS
         or (column.name if rule.case_sensitive else column.name.lower()) not in rule.only_columns
     )

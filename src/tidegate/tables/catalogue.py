@@ -55,6 +55,7 @@ def hold(pd: PdClient, ts: int, seconds: int) -> str:
 
     Raises InvalidInput when the history is gone already.
     """
+    # A name for each read: the end of one read must not release the history that another one needs.
     service = f"tidegate-read-{uuid.uuid4().hex[:12]}"
     least = pd.update_service_gc_safepoint(service, seconds, ts - 1)
     if least > ts - 1:
@@ -83,6 +84,7 @@ def history_held(pd: PdClient, ts: int) -> Iterator[None]:
         yield
     finally:
         done.set()
+        # Joined first: a renewal after the removal below would hold the history for another ten minutes.
         renewing.join()
         with suppress(TidegateError):  # otherwise it expires
             pd.update_service_gc_safepoint(service, 0, 0)

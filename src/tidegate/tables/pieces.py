@@ -77,6 +77,8 @@ def complete(ask: Callable[[int], Iterable[tuple[int, bytes]]]) -> Iterator[byte
                 # Before it is yielded: no later attempt may bring a frame that the caller has.
                 past = n
                 yield body
+                # Only after the yield: the time that Spark takes for a body must not count as silence of the
+                # server.
                 patience.succeeded()
             return
         except Retryable as error:

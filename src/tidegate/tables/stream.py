@@ -143,12 +143,15 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         api = Api(self._options.server, "")
         ready = self._checked if self._options.rows == TYPED else generic
         bodies = complete(lambda past: api.changes(partition.ticket, past))
+        # A piece may reach beyond the batch at both ends, because pieces are cut by size and not by ts.
         batches = (between(ready(batch), partition.start, partition.end) for batch in unpacked(bodies))
         return merged(batch for batch in batches if batch.num_rows)
 
     def commit(self, end: dict[str, Any]) -> None:
         at = Position.of(end)
         if at is not None:
+            # The server may delete the changes from now on: Spark asks only for later ones once its log has
+            # the batch.
             self._call(at, "commit", {"ts": at.ts})
 
     def _created(self) -> dict[str, Any]:

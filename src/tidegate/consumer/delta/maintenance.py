@@ -75,6 +75,8 @@ class Tidying:
     def _tidy(self, path: str, needed: list[int]) -> Iterator[int]:
         if self._clean.get(path) == tuple(needed):
             return
+        # Taken out while files are deleted: if the round ends here with an error, the next one reads the log
+        # again.
         files = self._remembered.pop(path, None) or self._lake.files_of(path)
         now = time.time()
         grace = min(GRACE_S, self._upkeep.retention_hours * 3600)

@@ -167,6 +167,8 @@ class Changes:
                     self._put(connection, "used", 1)
                 confirmed_ts = max(confirmed_ts, self._get(connection, "confirmed_ts"))
                 self._put(connection, "confirmed_ts", confirmed_ts)
+            # After the position is stored: from then on requests below it get an error, so no query reads
+            # what is left while pieces are deleted.
             self._drop(connection, confirmed_ts)
 
     def stop(self, why: str, queried_ms: int) -> bool:
@@ -178,6 +180,8 @@ class Changes:
                 if self._get(connection, "queried_ms") != queried_ms:
                     return False
                 self._put(connection, "stopped_why", why)
+            # After the reason is stored: a request that comes while pieces are deleted must fail, not return
+            # the rest.
             self._drop(connection, MAX_TS)
         return True
 

@@ -244,8 +244,11 @@ class Operators:
             failed.append(error)
             done.set()
 
+        # `decide` is called when the command's turn comes, so it sees the regions as earlier commands have
+        # left them.
         command = Command(0, (), on_applied=applied, admin=decide)
         self._raftstore.propose(command)
+        # The command stays in the queue: it may still be applied after this error.
         if not done.wait(WAIT_S):
             raise Retryable("a region command was not applied in time", why=f"it waits for {WAIT_S:g} s")
         if failed[0] is not None:
