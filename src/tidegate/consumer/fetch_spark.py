@@ -149,6 +149,7 @@ def spark_tasks(
     spark, cluster = None, cluster or ClusterSettings()
     apart = not master.startswith("local")
     if apart:
+        # Before the session: the JVM reads it once, when it starts.
         os.environ["SPARK_LOCAL_IP"] = cluster.driver_host
     logging.getLogger().addFilter(_not_py4js)
     with jvm_may_be_gone(stop):

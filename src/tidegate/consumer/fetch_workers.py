@@ -195,6 +195,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the consumer, which ends its workers
     load_compiled()
     gc.collect()
+    # All that is loaded by now lives as long as the process, so the collector need not look at it again.
     gc.freeze()
     keep_freed_memory()
     while True:

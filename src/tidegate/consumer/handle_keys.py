@@ -118,6 +118,8 @@ class RowReader:
         """The record keys in the handle key's index entries."""
         index = _handle_index(table)
         asked = [
+            # The handle is 0 because a unique entry's key does not contain it: no column of the handle key is
+            # NULL.
             entries.encode(table, index, values, keys.int_record(one, 0), self._zone)[0]
             for one in table.physical_ids
         ]

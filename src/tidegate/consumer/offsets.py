@@ -49,6 +49,7 @@ class Offsets:
         """
         names = self._topic.names
         try:
+            # The call takes one name or none, so for several topics it lists all of the broker.
             one = names[0] if len(names) == 1 else None
             found = self._admin.list_topics(one, timeout=ADMIN_TIMEOUT_S).topics
         except KafkaException as error:

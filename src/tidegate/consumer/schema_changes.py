@@ -232,6 +232,7 @@ def _paired(base: dict[str, Any], event: DdlEvent) -> list[tuple[Column, Column 
     described = every_column(event.after, event.finished_ts)
     known = {entry["id"] for entry in base.get("cols") or []}
     by_id = {column.id: column for column in described if column.visible}
+    # Without columns whose id the target has: such a column continues that one, even if it has a new name.
     by_name = {column.name: column for column in by_id.values() if column.id not in known}
     _, gone = ignored_names(base)
     pairs = []

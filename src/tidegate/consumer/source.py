@@ -111,9 +111,12 @@ class Topic:
         """Settings of a reader for librdkafka. Holds secrets: never log it."""
         return client_settings(self.uri, self.config.sink.kafka_config) | {
             "group.id": f"tidegate-consumer.{self.name}",
+            # A writer with transactions repeats the messages of an aborted one.
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            # If the offset is not on the broker any more, the consumer must end: any other place to continue
+            # leaves a gap.
             "auto.offset.reset": "error",
             "fetch.wait.max.ms": 50,
             "queued.max.messages.kbytes": 65_536,

@@ -148,6 +148,7 @@ def to_arrow(
     counted = Losses() if losses is None else losses
     cells, lacking = (block.new, DELETE) if image == "new" else (block.old, INSERT)
     layout = _layout_of(block.table)
+    # The kernels count in these lines, and the layout serves all batches of the table version.
     lines = layout.lines.copy()
     ops, stack, months = np.ascontiguousarray(block.op), np.empty(STACK_WORDS, np.int64), month_lines()
     n, first_words, sizes = len(block), np.ascontiguousarray(cells.words), np.ascontiguousarray(cells.sizes)

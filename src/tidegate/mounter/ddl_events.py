@@ -42,6 +42,7 @@ def replaced(job: DdlJob, catalog: Catalog, changes: list[Change]) -> Transition
     for seq, (before, schema_id, schema, info, action, query) in enumerate(changes):
         after = version_of(job, catalog, schema_id, schema, info)
         if before is not None and before.id != after.id:
+            # With another logical id, as after TRUNCATE, nothing else would end the version of the old one.
             tables.append(TableChange(before.id, None))
         tables.append(TableChange(after.id, after))
         emitted.append(EmittedDdl(table_event(job, seq, query, before, after, action), before, after))

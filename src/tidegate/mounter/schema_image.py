@@ -94,6 +94,7 @@ def map_file(path: Path) -> memoryview:
     """Map a file: its bytes are read from disk when they are accessed. The file may be replaced meanwhile."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
+            # An empty file cannot be mapped. `parse` reports it as damaged.
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
