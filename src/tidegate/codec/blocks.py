@@ -81,6 +81,8 @@ class _Encoding:
         self._plan = plan_of(block.table, options, build_ms)
         for op, why in self._plan.refused.items():
             if (block.op == op).any():
+                # The plan keeps this error and raises it for every such block: its traceback would grow, and
+                # keep blocks alive.
                 raise why.with_traceback(None)
         self._partition = np.ascontiguousarray(partition, dtype=np.int32)
 
@@ -242,6 +244,7 @@ def _order(partition: npt.NDArray[np.int32]) -> Int64s | None:
     """Row numbers sorted by partition, stable; None if there is only one partition."""
     if len(partition) == 0 or (partition == partition[0]).all():
         return None
+    # numpy sorts numbers of 16 bits by radix when the sort is stable, which is faster.
     small = partition.astype(np.int16) if partition.max() < 1 << 15 else partition
     return np.argsort(small, kind="stable").astype(np.int64, copy=False)
 

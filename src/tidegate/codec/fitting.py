@@ -86,6 +86,7 @@ class _Fitting:
         """The kernels' text of each row, or of one row in a reduced form; not compressed."""
         options = bare(self._options)
         if any(field.name == "max_batch_size" for field in fields(options)):
+            # A message for each row, because each row's text is measured and packed on its own below.
             one_each: Any = {"max_batch_size": 1}
             options = replace(options, **one_each)
         if only is None:

@@ -109,6 +109,7 @@ class Ids:
         with self._mutex:
             if self._last >= self._bound:
                 self._bound = self._last + IDS_STEP
+                # Durable before an id below the bound is given out: after a crash, ids begin at the bound.
                 self._engine.write([(META, IDS_KEY, self._bound.to_bytes(8, "big"))])
                 self._engine.sync()
             self._last += 1
