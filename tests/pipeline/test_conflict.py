@@ -52,6 +52,7 @@ from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.progress import Delivered
+from tidegate.model.schema import TableSchema
 from tidegate.model.span import Span
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.access import LocalAccess
@@ -104,15 +105,15 @@ class SwapFeed(RecordedFeed):
         self.rows = {keys.DDL_JOB_TABLE_ID: [], TABLE_ID: rows}
 
 
-def entries(transaction: list[ModelChange]) -> list[Entry]:
+def entries(transaction: list[ModelChange], table: TableSchema = TABLE) -> list[Entry]:
     """A transaction as TiKV has it: one entry a row, with its old value."""
     old = {one.id: one.u for one in transaction if one.op in (DELETE, UPDATE)}
     new = {one.id: one.u for one in transaction if one.op in (INSERT, UPDATE)}
     found = []
     for row in sorted(old.keys() | new.keys()):
         ts = START_TS + transaction[0].ts
-        key, value = record.encode(TABLE, (row, new.get(row)))
-        before = record.encode(TABLE, (row, old[row]))[1] if row in old else b""
+        key, value = record.encode(table, (row, new.get(row)))
+        before = record.encode(table, (row, old[row]))[1] if row in old else b""
         found.append(
             Entry(ts, ts - 1, OP_PUT if row in new else OP_DELETE, key, value if row in new else b"", before)
         )
