@@ -62,8 +62,10 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The whole product first: with several workers, what is long must not begin last."""
-    items.sort(key=lambda item: "tests/integration/" not in item.nodeid)
+    """The whole product first: with several workers, what is long must not begin last. Files whose tests
+    share a capture come before all others, so that it need not run for longer than they do."""
+    sharing = {item.path for item in items if "share" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (item.path not in sharing, "tests/integration/" not in item.nodeid))
 
 
 def pytest_unconfigure() -> None:

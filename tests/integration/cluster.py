@@ -52,6 +52,8 @@ class Cluster:
         self.lake = folder / "lake"
         self.children: dict[str, Child] = {}
         self.pd = self.server = ""
+        self.namespace = "default"
+        """That of its changefeeds."""
 
     def start_upstream(self, *options: str) -> None:
         """Embedded PD and TiKV; the same port after a restart."""
@@ -78,9 +80,12 @@ class Cluster:
 
     def create_feed(self, name: str = "bank", *options: str) -> None:
         """A changefeed into the cluster's topic."""
-        self.run(
-            "changefeed", "create", "--server", self.server, "-c", name, "--sink-uri", self.uri, *options
-        )
+        self.changefeed("create", name, "--sink-uri", self.uri, *options)
+
+    def changefeed(self, verb: str, name: str, *options: str | Path) -> str:
+        """Run a command about a changefeed; what it printed."""
+        which = ("--server", self.server, "--namespace", self.namespace, "-c", name)
+        return self.run("changefeed", verb, *which, *options)
 
     def follow_load(self, name: str = "bank") -> Child:
         """The command that follows a feed's initial load."""
@@ -96,9 +101,8 @@ class Cluster:
 
     def feed(self, name: str = "bank") -> dict[str, Any]:
         """Return the API's answer about a feed."""
-        found: dict[str, Any] = httpx.get(
-            f"http://{self.server}/api/v2/changefeeds/{name}", timeout=PATIENCE_S
-        ).json()
+        url, which = f"http://{self.server}/api/v2/changefeeds/{name}", {"namespace": self.namespace}
+        found: dict[str, Any] = httpx.get(url, params=which, timeout=PATIENCE_S).json()
         return found
 
     def tso(self) -> int:
@@ -132,11 +136,10 @@ class Cluster:
             child.end()
         self.children.clear()
 
-    def compare(self, at: str = "latest") -> dict[str, Any]:
+    def compare(self, at: str = "latest", *options: str) -> dict[str, Any]:
         """Compare source and target; fails when they differ."""
-        printed = self.run(
-            "compare", "--pd", self.pd, "--target", f"delta://{self.lake}", "--at", at, "--json"
-        )
+        both = ("--pd", self.pd, "--target", f"delta://{self.lake}")
+        printed = self.run("compare", *both, "--at", at, "--json", *options)
         found: dict[str, Any] = json.loads(printed)
         return found
 

@@ -18,26 +18,27 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
 
+from tests.small_tables import SmallTables, create_table
 from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import Transaction
-from tidegate.model.schema import Kind, TableSchema
+from tidegate.model.schema import Kind
 from tidegate.tidb import keys, record, row
-from tidegate.tidb.table_info import table_schema
-from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, db_info, table_info
-from tidegate.workload.schema import bootstrap
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, table_info
 
-SCHEMA: Final = "shop"
-SCHEMA_ID: Final = 200
-R_ID: Final = 210
-EX_ID: Final = 211
+SCHEMA: Final = "parted"
 PARTED: Final = f"{SCHEMA}.r"
 PLAIN: Final = f"{SCHEMA}.ex"
+START: Final = (("p0", 0), ("p1", 100), ("p2", 200))
+"""The partitions at first: name, and the least id of 100."""
+FIRST_JOBS: Final = 10
+"""Ids from the counter that the jobs take by which the tables are made, and more."""
 COLUMNS: Final = [ColumnSpec("id", 3, 11, flag=NOT_NULL | PRIMARY), ColumnSpec("v", 3, 11)]
 DELETE_ONLY, WRITE_ONLY, WRITE_REORG, DELETE_REORG, PUBLIC = 1, 2, 3, 4, 5
 RUNNING, DONE, QUEUEING = 1, 4, 8
@@ -109,15 +110,18 @@ class SmallTidb:
         self._lock = threading.Condition()
         self._using: Counter[int] = Counter()
         self._number = 0
-        self._next_id = 1000
-        self._schema_version = 60
         self._values = 0
-        parts = (Part("p0", 212, 0, 100), Part("p1", 213, 100, 200), Part("p2", 214, 200, 300))
-        self.version = Version(parts, EX_ID)
-        self._infos = {PARTED: self._parted(self.version.parts), PLAIN: _info(EX_ID, "ex")}
-        self._table = _schema(self._infos[PLAIN])
-        ts = self._write([(m.key, m.value) for m in bootstrap()] + self._meta_of_all())
-        self.owners.append((ts, self._owned()))
+        made = SmallTables(self.pd, SCHEMA, {}, by_jobs=True)
+        made.ddl(partial(create_table, info=_info(0, "ex")))
+        self._next_id = made.catalog.global_id + FIRST_JOBS
+        parts = tuple(Part(name, self._fresh_id(), low, low + 100) for name, low in START)
+        made.ddl(partial(create_table, info=_parted(0, parts)))
+        self._schema_id, self._schema_version = made.catalog.schema_id, made.catalog.version
+        self._r_id = made.tables["r"].id
+        self._table = made.tables["ex"]
+        self.version = Version(parts, self._table.id)
+        self._infos = {PARTED: _parted(self._r_id, parts), PLAIN: _info(self._table.id, "ex")}
+        self.owners.append((self.pd.tso(), self._owned()))
 
     # --- sessions ------------------------------------------------------------------------------------
 
@@ -176,7 +180,7 @@ class SmallTidb:
         parts = tuple(new if part == old else part for part in self.version.parts)
         query = f"alter table r truncate partition {name}"
         args = {"old_partition_ids": [old.id], "new_partition_ids": [new.id]}
-        job = self._job(23, query, R_ID, args)
+        job = self._job(23, query, self._r_id, args)
         self._step(job, WRITE_ONLY, self.version)
         ts = self._step(job, DELETE_ONLY, Version(parts, self.version.plain_id))
         self._took_effect(Effect(ts, query, "truncate", old))
@@ -191,8 +195,8 @@ class SmallTidb:
         )
         args = {
             "partition_id": old.id,
-            "pt_schema_id": SCHEMA_ID,
-            "pt_table_id": R_ID,
+            "pt_schema_id": self._schema_id,
+            "pt_table_id": self._r_id,
             "partition_name": name,
             "with_validation": True,
         }
@@ -216,7 +220,7 @@ class SmallTidb:
         after = (*before[:at], *new, *before[at + len(old) :])
         query = f"alter table r reorganize partition {', '.join(names)} into {', '.join(n for n, _ in into)}"
         args = {"part_names": list(names), "part_info": {"type": 1, "definitions": _definitions(new)}}
-        job = self._job(64, query, R_ID, args)
+        job = self._job(64, query, self._r_id, args)
         # Delete only is left out: deletes go to both sides, inserts do not; write only does more.
         self._step(job, WRITE_ONLY, Version(before, plain, new))
         self._step(job, WRITE_REORG, self.version)
@@ -266,7 +270,7 @@ class SmallTidb:
         self._schema_version += 1
         job |= {"state": DONE if done else RUNNING, "schema_state": state}
         job["last_schema_version"] = self._schema_version
-        self._infos[PARTED] = self._parted(version.parts)
+        self._infos[PARTED] = _parted(self._r_id, version.parts)
         gone = []
         if plain is not None:
             gone = [self._table_key(self._infos[PLAIN]["id"])]
@@ -291,7 +295,7 @@ class SmallTidb:
         job = {
             "id": self._fresh_id(),
             "type": action,
-            "schema_id": SCHEMA_ID,
+            "schema_id": self._schema_id,
             "table_id": table_id,
             "schema_name": SCHEMA,
             "table_name": "r",
@@ -311,17 +315,12 @@ class SmallTidb:
         return keys.int_record(keys.DDL_JOB_TABLE_ID, job["id"]), row.encode_v1(cells)
 
     def _meta_of_all(self) -> list[tuple[bytes, bytes]]:
-        schema = (keys.meta_hash(b"DBs", b"DB:%d" % SCHEMA_ID), orjson.dumps(db_info(SCHEMA_ID, SCHEMA)))
+        version = (keys.meta_string(b"SchemaVersionKey"), b"%d" % self._schema_version)
         tables = [(self._table_key(info["id"]), orjson.dumps(info)) for info in self._infos.values()]
-        return [schema, *tables]
+        return [version, *tables]
 
     def _table_key(self, table_id: int) -> bytes:
-        return keys.meta_hash(b"DB:%d" % SCHEMA_ID, b"Table:%d" % table_id)
-
-    def _parted(self, parts: tuple[Part, ...]) -> dict[str, Any]:
-        partition = {"type": 1, "expr": "`id`", "enable": True, "definitions": _definitions(parts)}
-        partition["num"] = len(parts)
-        return _info(R_ID, "r") | {"partition": partition}
+        return keys.meta_hash(b"DB:%d" % self._schema_id, b"Table:%d" % table_id)
 
     def _owned(self) -> dict[int, str]:
         return {part.id: PARTED for part in self.version.parts} | {self.version.plain_id: PLAIN}
@@ -363,5 +362,7 @@ def _info(table_id: int, name: str) -> dict[str, Any]:
     return copy.deepcopy(table_info(table_id, name, COLUMNS, ["id"]))
 
 
-def _schema(info: dict[str, Any]) -> TableSchema:
-    return table_schema(SCHEMA, info, 1)
+def _parted(table_id: int, parts: tuple[Part, ...]) -> dict[str, Any]:
+    partition = {"type": 1, "expr": "`id`", "enable": True, "definitions": _definitions(parts)}
+    partition["num"] = len(parts)
+    return _info(table_id, "r") | {"partition": partition}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.fixtures.registry import Registry
-from tests.integration.cluster import PATIENCE_S, Cluster, eventually
+from tests.integration.cluster import PATIENCE_S, eventually
+from tests.integration.running import Namespace
 from tests.small_tables import ID, SmallTables, number, text
 from tidegate.kvclient.pd import PdClient
 
@@ -19,33 +20,27 @@ pytestmark = pytest.mark.integration
 PASSWORD = "tell%nobody"
 RULE = """
 [[sink.dispatchers]]
-matcher = ["shop.people"]
+matcher = ["store.people"]
 topic = "OWN_{schema}_{table}"
 """
 """The subjects of its schemas are named by the topic."""
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, kafka: str, schema_registry: str) -> Iterator[Cluster]:
+def cluster(share: Callable[..., Namespace], schema_registry: str) -> Namespace:
     secret = schema_registry.replace("://", f"://feed:{quote(PASSWORD, safe='')}@")
     options = "&enable-tidb-extension=true&avro-enable-watermark=true"
-    running = Cluster(tmp_path, kafka, "avro", f"{options}&schema-registry={quote(secret, safe='')}")
-    yield running
-    running.stop()
+    return share("store", "avro", f"{options}&schema-registry={quote(secret, safe='')}")
 
 
 def test_rows_arrive_as_they_are_though_the_registry_is_away_for_a_while(
-    cluster: Cluster, registry_service: Registry, schema_registry: str
+    cluster: Namespace, registry_service: Registry, schema_registry: str
 ) -> None:
-    cluster.start_upstream()
-    cluster.start_server()
     with PdClient(cluster.pd) as pd:
-        shop = SmallTables(
-            pd, "shop", {"orders": [ID, number("total"), text("state")], "people": [ID, text("name")]}
-        )
-        settings = cluster.folder / "feed.toml"
-        apart = f"{cluster.topic}_shop_people"
-        settings.write_text(RULE.replace("OWN", cluster.topic))
+        tables = {"orders": [ID, number("total"), text("state")], "people": [ID, text("name")]}
+        shop = SmallTables(pd, "store", tables, by_jobs=True)
+        settings = cluster.settings(RULE.replace("OWN", cluster.topic))
+        apart = f"{cluster.topic}_store_people"
         cluster.source = cluster.uri.replace(cluster.topic, f"{cluster.topic},{apart}", 1)
         registry_service.kill()
         try:
@@ -66,8 +61,9 @@ def test_rows_arrive_as_they_are_though_the_registry_is_away_for_a_while(
     assert cluster.start_consumer("--until", str(ts)).wait(300) == 0
     found = cluster.compare(str(ts))
     assert found["equal"], found
-    said = cluster.run("changefeed", "query", "--server", cluster.server, "-c", "bank", "--json")
-    for output in (said, trouble, *(path.read_text(errors="replace") for path in logs(cluster.folder))):
+    said = cluster.changefeed("query", "bank", "--json")
+    files = [path for folder in (cluster.folder, cluster.home) for path in logs(folder)]
+    for output in (said, trouble, *(path.read_text(errors="replace") for path in files)):
         assert PASSWORD not in output
         assert quote(PASSWORD, safe="") not in output
         assert quote(quote(PASSWORD, safe=""), safe="") not in output

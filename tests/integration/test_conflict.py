@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
-import orjson
 import pytest
 
 from tests.dispatcher.test_conflict_model import (
@@ -19,15 +18,11 @@ from tests.dispatcher.test_conflict_model import (
     read_to_marks,
     transactions,
 )
-from tests.integration.cluster import Cluster, eventually
+from tests.integration.cluster import eventually
+from tests.integration.running import Namespace
 from tests.integration.validators import read_committed
-from tests.pipeline.test_conflict import (
-    INFO,
-    SCHEMA_ID,
-    TABLE_ID,
-    changes_and_marks,
-    entries,
-)
+from tests.pipeline.test_conflict import INFO, changes_and_marks, entries
+from tests.small_tables import SmallTables, create_table
 from tidegate.codec.base import Batch
 from tidegate.codec.registry import options_of
 from tidegate.config.reading import load_config
@@ -36,40 +31,31 @@ from tidegate.consumer.snapshots import open_snapshot
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.model.block import OP_PUT
-from tidegate.tidb import keys
-from tidegate.workload.definitions import db_info
-from tidegate.workload.schema import bootstrap
+from tidegate.model.schema import TableSchema
 
 pytestmark = pytest.mark.integration
 
 SETTINGS = """
 [[sink.dispatchers]]
-matcher = ["bank.*"]
+matcher = ["exchange.*"]
 partition = "conflict"
 """
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
-    running = Cluster(tmp_path, kafka, options=f"&partition-num={PARTITIONS}")
-    yield running
-    running.stop()
+def cluster(share: Callable[..., Namespace]) -> Namespace:
+    return share("exchange", options=f"&partition-num={PARTITIONS}")
 
 
-def make_table(pd: PdClient) -> int:
-    table = keys.meta_hash(b"DB:%d" % SCHEMA_ID, b"Table:%d" % TABLE_ID)
-    schema = keys.meta_hash(b"DBs", b"DB:%d" % SCHEMA_ID)
+def make_table(pd: PdClient) -> TableSchema:
+    made = SmallTables(pd, "exchange", {}, by_jobs=True)
+    made.ddl(partial(create_table, info=INFO))
+    return made.tables["swaps"]
+
+
+def commit(pd: PdClient, table: TableSchema, changes: list[Change]) -> int:
     made = Transaction(pd)
-    for mutation in bootstrap():
-        made.put(mutation.key, mutation.value)
-    made.put(schema, orjson.dumps(db_info(SCHEMA_ID, "bank")))
-    made.put(table, orjson.dumps(INFO))
-    return made.commit()
-
-
-def commit(pd: PdClient, changes: list[Change]) -> int:
-    made = Transaction(pd)
-    for entry in entries(changes):
+    for entry in entries(changes, table):
         if entry.op == OP_PUT:
             made.put(entry.key, entry.value)
         else:
@@ -77,28 +63,25 @@ def commit(pd: PdClient, changes: list[Change]) -> int:
     return made.commit()
 
 
-def test_partition_readers_meet_no_taken_value_after_a_worker_is_killed(cluster: Cluster) -> None:
+def test_partition_readers_meet_no_taken_value_after_a_worker_is_killed(cluster: Namespace) -> None:
     log = [changes for changes in transactions(Random(4), 150) if changes]
-    settings = cluster.folder / "feed.toml"
-    settings.write_text(SETTINGS)
-    cluster.start_upstream()
-    cluster.start_server()
+    settings = cluster.settings(SETTINGS)
     with PdClient(cluster.pd) as pd:
-        made_ts = make_table(pd)
-        cluster.create_feed("swaps", "--config", str(settings), "--start-ts", str(made_ts))
+        table = make_table(pd)
+        cluster.create_feed("swaps", "--config", str(settings), "--start-ts", str(pd.tso()))
         for changes in log[:75]:
-            last_ts = commit(pd, changes)
+            last_ts = commit(pd, table, changes)
         cluster.wait_checkpoint(last_ts, "swaps")
         eventually("a worker", lambda: cluster.kill("worker"))
         for changes in log[75:]:
-            last_ts = commit(pd, changes)
+            last_ts = commit(pd, table, changes)
         cluster.wait_checkpoint(last_ts, "swaps")
     printed = cluster.run("topic", "check", cluster.uri, "--config", str(settings), "--json")
     assert json.loads(printed.splitlines()[-1])["violations"] == []
     consume = ("consumer", "run", "--source", cluster.uri, "--target", f"delta://{cluster.lake}")
     cluster.run(*consume, "--mode", "row", "--until", str(last_ts), "--master", "workers[1]")
     cluster.stop()
-    rows = open_snapshot(cluster.lake).tables["bank.swaps"].to_arrow().to_pylist()
+    rows = open_snapshot(cluster.lake).tables["exchange.swaps"].to_arrow().to_pylist()
     assert {row["id"]: row["u"] for row in rows} == final(log)
 
     uri, _ = parse_source_uri(cluster.uri)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, eventually
+from tests.integration.cluster import eventually
+from tests.integration.running import Namespace
 from tests.integration.validators import read_topic
 from tests.small_tables import ID, SmallTables, number, text
 from tidegate.codec.base import describe
@@ -51,13 +51,13 @@ region-count-per-span = 1
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
-    running = Cluster(tmp_path, kafka)
-    yield running
-    running.stop()
+def cluster(share: Callable[..., Namespace]) -> Namespace:
+    return share("shop")
 
 
-def change_rules_and_spans_ahead_of_the_checkpoint(cluster: Cluster, pd: PdClient, shop: SmallTables) -> None:
+def change_rules_and_spans_ahead_of_the_checkpoint(
+    cluster: Namespace, pd: PdClient, shop: SmallTables
+) -> None:
     """A lock holds the checkpoint while rows behind it go out. Then the rules let another table pass, whose
     rows lie behind the lock too, and all tables share a stripe, which is cut inside the table of those rows.
     """
@@ -79,29 +79,26 @@ def change_rules_and_spans_ahead_of_the_checkpoint(cluster: Cluster, pd: PdClien
         shop.put("orders", {n: (n, n, b"ahead", 1)})
     eventually("rows that are not behind the lock", lambda: has_gone_out(70, 71))
     assert cluster.feed("filtered")["checkpoint_ts"] < behind
-    cluster.run("changefeed", "pause", "--server", cluster.server, "-c", "filtered")
+    cluster.changefeed("pause", "filtered")
     settings = cluster.folder / "wider.toml"
     wider = SETTINGS.replace('["shop.*", "!shop.tmp_*"]', '["shop.*"]').replace("OWN", cluster.topic)
     settings.write_text(wider + "[tidegate]\nids-per-stripe = 64\n" + PIECES)
-    update = ("changefeed", "update", "--server", cluster.server, "-c", "filtered", "--no-confirm")
-    cluster.run(*update, "--config", settings)
+    cluster.changefeed("update", "filtered", "--no-confirm", "--config", settings)
     assert cluster.feed("filtered")["config"]["tidegate"]["table_cuts"] == [cut.hex()]
     held.commit([key], pd.tso(), Backoff())
-    cluster.run("changefeed", "resume", "--server", cluster.server, "-c", "filtered")
+    cluster.changefeed("resume", "filtered")
     shop.put("tmp_x", {4: (4, 4)})
     cluster.wait_checkpoint(shop.put("orders", {72: (72, 72, b"after", 1)}), "filtered")
 
 
 def test_only_rows_that_pass_the_filters_reach_the_topic_of_their_rule(
-    cluster: Cluster, new_topic: Callable[..., str]
+    cluster: Namespace, new_topic: Callable[..., str]
 ) -> None:
     own = cluster.topic
     orders, late, later = f"{own}-orders", f"{own}.shop.late", f"{own}.shop.later"
     new_topic(2, orders)
     settings = cluster.folder / "feed.toml"
     settings.write_text(SETTINGS.replace("OWN", own))
-    cluster.start_upstream()
-    cluster.start_server()
     with PdClient(cluster.pd) as pd:
         shop = SmallTables(
             pd,
@@ -112,6 +109,7 @@ def test_only_rows_that_pass_the_filters_reach_the_topic_of_their_rule(
                 "log": [number("a"), text("b")],
                 "tmp_x": [ID, number("v")],
             },
+            by_jobs=True,
         )
         cluster.create_feed("filtered", "--config", str(settings), "--start-ts", str(shop.made_ts))
         shop.put("orders", {1: (1, 5, b"new"), 2: (2, 5, b"draft"), 3: (3, 101, b"new"), 4: (4, 7, None)})

@@ -8,14 +8,14 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, eventually
-from tests.integration.small_tidb import PARTED, PLAIN, Effect, SmallTidb
+from tests.integration.cluster import eventually
+from tests.integration.running import Namespace
+from tests.integration.small_tidb import PARTED, PLAIN, SCHEMA, Effect, SmallTidb
 from tests.integration.validators import read_topic, validate
 from tidegate.codec.base import describe
 from tidegate.kvclient.pd import PdClient
@@ -29,10 +29,8 @@ COMMITS = 150
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
-    running = Cluster(tmp_path, kafka, options="&partition-num=3")
-    yield running
-    running.stop()
+def cluster(share: Callable[..., Namespace]) -> Namespace:
+    return share(SCHEMA, options="&partition-num=3")
 
 
 def move_partitions(tidb: SmallTidb) -> None:
@@ -48,12 +46,11 @@ def move_partitions(tidb: SmallTidb) -> None:
         tidb.truncate(tidb.version.parts[-1].name)
 
 
-def test_no_row_is_lost_or_given_to_the_wrong_table_while_partitions_move(cluster: Cluster) -> None:
-    cluster.start_upstream("--regions", "3")
-    cluster.start_server()
+def test_no_row_is_lost_or_given_to_the_wrong_table_while_partitions_move(cluster: Namespace) -> None:
+    settings = cluster.settings()
     with PdClient(cluster.pd) as pd:
         tidb, done = SmallTidb(pd), threading.Event()
-        cluster.create_feed("parts")
+        cluster.create_feed("parts", "--config", str(settings))
         sessions = [
             threading.Thread(target=tidb.session, args=(random.Random(n), done.is_set))
             for n in range(SESSIONS)

@@ -8,17 +8,25 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
 from tests.integration.cluster import Cluster, eventually
+from tests.integration.running import Namespace
 from tests.integration.test_kills import newest, wrong_sums
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.snapshot import Snapshot
+from tidegate.kvclient.tables import read_tables
+from tidegate.kvclient.upstream_control import UpstreamControl
+from tidegate.tidb import keys
+from tidegate.tidb.memcomparable import encode_bytes
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
+ACCOUNTS = 300
 BY_ROW = """
 [[sink.dispatchers]]
 matcher = ["*.*"]
@@ -33,10 +41,14 @@ def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
     running.stop()
 
 
+@pytest.fixture
+def shared(share: Callable[..., Namespace]) -> Namespace:
+    return share("bank", options="&partition-num=3")
+
+
 def repartition(cluster: Cluster, partitions: int) -> None:
     """Ask for another number of partitions of the feed `bank`."""
-    wanted = ("--partitions", str(partitions))
-    cluster.run("changefeed", "repartition", "--server", cluster.server, "-c", "bank", *wanted)
+    cluster.changefeed("repartition", "bank", "--partitions", str(partitions))
 
 
 def wait_partitions(cluster: Cluster, partitions: int) -> None:
@@ -49,12 +61,8 @@ def wait_partitions(cluster: Cluster, partitions: int) -> None:
     eventually(f"{partitions} partitions", there)
 
 
-def begin(cluster: Cluster) -> None:
-    """Everything, with a feed that spreads rows by their keys."""
-    cluster.start_upstream("--regions", "3")
-    cluster.start_server()
-    settings = cluster.folder / "feed.toml"
-    settings.write_text(BY_ROW)
+def begin(cluster: Cluster, settings: Path) -> None:
+    """A feed that spreads rows by their keys, and a consumer."""
     cluster.create_feed("bank", "--config", str(settings))
     cluster.start_consumer("--master", "workers[1]")
 
@@ -74,10 +82,20 @@ def finish(cluster: Cluster) -> None:
     assert wrong_sums(cluster.lake, 0, done["total"]) == []
 
 
-def test_a_running_changefeed_goes_over_to_more_partitions_and_back(cluster: Cluster) -> None:
-    begin(cluster)
-    workload = cluster.start_workload("--rate", "100", "--accounts", "300", "--ddl-every", "2000")
+def split_tables(cluster: Cluster) -> None:
+    """Rows of each table come from two regions."""
+    with PdClient(cluster.pd) as pd:
+        tables = [one for one in read_tables(Snapshot(pd, pd.tso())) if one.name.startswith("bank.")]
+        middles = [encode_bytes(keys.int_record(table.id, ACCOUNTS // 2)) for table in tables]
+        UpstreamControl(pd).split(0, middles)
+
+
+def test_a_running_changefeed_goes_over_to_more_partitions_and_back(shared: Namespace) -> None:
+    cluster = shared
+    begin(cluster, cluster.settings(BY_ROW))
+    workload = cluster.start_workload("--rate", "100", "--accounts", str(ACCOUNTS), "--ddl-every", "2000")
     ready = workload.wait_line(lambda line: line.get("event") == "ready")
+    split_tables(cluster)
     cluster.wait_checkpoint(ready["last_commit_ts"])
     for partitions in (5, 2):
         repartition(cluster, partitions)
@@ -95,8 +113,12 @@ def test_a_change_completes_despite_kills_without_loss_or_duplicates(
     cluster: Cluster, request: pytest.FixtureRequest
 ) -> None:
     chance = random.Random(request.config.getoption("--kill-seed"))
-    begin(cluster)
-    workload = cluster.start_workload("--rate", "100", "--accounts", "300", "--ddl-every", "1500")
+    cluster.start_upstream("--regions", "3")
+    cluster.start_server()
+    settings = cluster.folder / "feed.toml"
+    settings.write_text(BY_ROW)
+    begin(cluster, settings)
+    workload = cluster.start_workload("--rate", "100", "--accounts", str(ACCOUNTS), "--ddl-every", "1500")
     ready = workload.wait_line(lambda line: line.get("event") == "ready")
     cluster.wait_checkpoint(ready["last_commit_ts"])
     for victim, partitions in zip(VICTIMS, (5, 2, 7, 3, 8), strict=True):
