@@ -133,7 +133,10 @@ class Running:
 
     def catalogue(self, name: str) -> dict[int, str]:
         """The tables that a feed would begin with again, by id: a base file, and the DDL span after it."""
-        node, persisted = self.capture.node, self.capture.reactor.feeds[FeedId("default", name)].persisted
+        node, persisted = (
+            self.capture.node,
+            self.capture.reactor.feeds[FeedId("default", name)].record.persisted,
+        )
         tables = bases.load_for(bases.folder_of(node.paths.store), persisted)
         for _ in Shared(Catalogue(tables, tables.resolved_ts), node.paths.store).read(persisted):
             pass
@@ -455,7 +458,7 @@ def test_a_paused_feed_takes_other_settings_and_resumes_with_them(
     assert "tidegate changefeed pause -c one" in text
     assert tidegate("pause", "-c", "one")[0] == 0
     checkpoint, feed = capture.feed("one")["checkpoint_ts"], capture.capture.reactor.feeds
-    before = feed[FeedId("default", "one")].info
+    before = feed[FeedId("default", "one")].record.info
 
     file = tmp_path / "more.toml"
     file.write_text(
@@ -473,7 +476,7 @@ def test_a_paused_feed_takes_other_settings_and_resumes_with_them(
     assert (refused["http"], refused["error_code"]) == (400, "CDC:ErrAPIInvalidParam")
     refused = capture.call("PUT", "/changefeeds/one", {"replica_config": {"filter": {"rules": ["nodot"]}}})
     assert "write schema.table" in refused["error_msg"]
-    after = feed[FeedId("default", "one")].info
+    after = feed[FeedId("default", "one")].record.info
     assert after.config["sink"]["kafka_config"]["sasl_password"] == "hidden"
     assert (after.instance, after.start_ts) == (before.instance, before.start_ts)
 
@@ -497,12 +500,12 @@ def test_another_topic_is_sent_everything_above_the_checkpoint(
     capture.wait_checkpoint("one", pd.tso())
     assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
     feeds = capture.capture.reactor.feeds
-    before = feeds[FeedId("default", "one")].info.instance
+    before = feeds[FeedId("default", "one")].record.info.instance
     moved = capture.call(
         "PUT", "/changefeeds/one", {"sink_uri": "kafka://127.0.0.1:1/two?protocol=open-protocol"}
     )
     assert (moved["http"], moved["sink_uri"]) == (200, "kafka://127.0.0.1:1/two?protocol=open-protocol")
-    assert feeds[FeedId("default", "one")].info.instance != before
+    assert feeds[FeedId("default", "one")].record.info.instance != before
 
 
 def test_the_command_line_drives_a_capture(bank: BankWorkload, capture: Running, pd: PdClient) -> None:

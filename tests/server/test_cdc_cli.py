@@ -289,8 +289,8 @@ def test_every_command_of_the_client_finds_the_types_it_parses(
     work(bank, 50)
     capture.wait_checkpoint("one", pd.tso())
     (running,) = capture.capture.reactor.feeds.values()
-    assert running._replication.shares._grant is not None
-    assert running._replication.shares._grant.token[0] == capture.capture.node.owner_rev
+    assert running.replication.shares._grant is not None
+    assert running.replication.shares._grant.token[0] == capture.capture.node.owner_rev
     # remove: the last request must fail with a text that says so
     assert client("DELETE", f"{feed}?namespace=default") == {}
     gone = client("GET", f"{feed}?namespace=default", status=400)

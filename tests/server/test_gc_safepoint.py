@@ -100,12 +100,16 @@ def test_history_is_held_until_it_is_delivered_and_then_released(
         monkeypatch.setattr("tidegate.control.owner.PERSIST_S", 1e9)
         running.wait_checkpoint("one", pd.tso())
         running.wait_checkpoint("one", pd.tso())
-        assert feed.persisted < feed.checkpoint, "delivered, but a restart would begin from further back"
-        wait_for(lambda: watched.held()[ours] == feed.persisted - 1, "the hold at what is persisted")
+        assert feed.record.persisted < feed.replication.checkpoint, (
+            "delivered, but a restart would begin from further back"
+        )
+        wait_for(lambda: watched.held()[ours] == feed.record.persisted - 1, "the hold at what is persisted")
 
         assert running.call("POST", "/changefeeds/one/pause")["http"] == 200
         # A pause stores the checkpoint, which may lie above the last catalogue that was saved.
-        wait_for(lambda: watched.held()[ours] == min(feed.needs) - 1, "the hold of a feed that is paused")
+        wait_for(
+            lambda: watched.held()[ours] == min(feed.record.needs) - 1, "the hold of a feed that is paused"
+        )
         monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 60.0)
         assert running.call("DELETE", "/changefeeds/one")["http"] == 200
         assert watched.held() == {}
@@ -134,8 +138,8 @@ def test_history_stays_until_the_processor_here_has_reported(
         silent.setattr(node.router, "to_owner", without_sync)
         work(bank, 50)
         beyond = pd.tso()
-        wait_for(lambda: feed.persisted >= beyond, "the stored checkpoint")
-        said = feed.peers[node.capture].needs
+        wait_for(lambda: feed.record.persisted >= beyond, "the stored checkpoint")
+        said = feed.replication.peers[node.capture].needs
         assert said < beyond
         housekeeping = capture.capture.reactor.housekeeping
         for _ in range(3):

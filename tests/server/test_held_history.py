@@ -77,14 +77,16 @@ def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it(
     if saved:
         wait_for(lambda: bases.found(folder)[-1].since > start, "a base with the DDL in it")
     assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
-    base = bases.serving(bases.found(folder), feed.persisted)
+    base = bases.serving(bases.found(folder), feed.record.persisted)
     assert base is not None
     assert (base.since > start) is saved
     work(bank, 200)
     capture.wait_checkpoint("two", pd.tso())
     held = service_id(capture)
-    wait_for(lambda: watched.held()[held] == min(feed.needs) - 1, "the hold of what the paused feed needs")
-    assert collect(upstream, pd) == min(feed.needs) - 1
+    wait_for(
+        lambda: watched.held()[held] == min(feed.record.needs) - 1, "the hold of what the paused feed needs"
+    )
+    assert collect(upstream, pd) == min(feed.record.needs) - 1
     watched.registrations.clear()
     lose_store(capture)
     assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
@@ -114,7 +116,7 @@ def test_history_of_a_feed_stopped_beyond_gc_ttl_is_released_and_reported(
     capture.wait_checkpoint("one", pd.tso())
     assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
     feed = capture.capture.reactor.feeds[ONE]
-    wait_for(lambda: watched.held().get(ours) == min(feed.needs) - 1, "the hold of a stopped feed")
+    wait_for(lambda: watched.held().get(ours) == min(feed.record.needs) - 1, "the hold of a stopped feed")
     assert feed.waits_for() == ""
     monkeypatch.setattr(node, "gc_ttl_s", 0)
     wait_for(lambda: ours not in watched.held(), "the release of upstream's history")
@@ -136,7 +138,8 @@ def test_history_of_a_feed_stopped_beyond_gc_ttl_is_released_and_reported(
     message = capture.wait_state("one", "failed")["error"]["message"]
     assert "[CDC:ErrSnapshotLostByGC]upstream's GC safepoint" in message
     assert (
-        f"has passed the checkpoint\n  where: changefeed default/one, checkpoint {feed.persisted}" in message
+        f"has passed the checkpoint\n  where: changefeed default/one, checkpoint {feed.record.persisted}"
+        in message
     )
     assert "the event store does not have it from there either" in message
     assert watched.registrations == [], "nothing is registered below the safepoint"

@@ -33,10 +33,14 @@ def test_what_an_earlier_incarnation_says_changes_nothing(
     os.kill(capture.pipeline_pid("one"), signal.SIGKILL)
     # The kill's own warning ends with the next one's first checkpoint, and must not be taken for another.
     wait_for(
-        lambda: feed.totals.starts == 2 and not feed.waiting_for and feed.life.error is None,
+        lambda: (
+            feed.replication.reports.totals.starts == 2
+            and not feed.replication.waiting_for
+            and feed.record.life.error is None
+        ),
         "the next incarnation",
     )
-    rows, beyond = feed.totals.rows, pd.tso() + (1 << 40)
+    rows, beyond = feed.replication.reports.totals.rows, pd.tso() + (1 << 40)
 
     late = ControlClient(
         capture.data_dir / "control.sock", PipelineHello("default/one", earlier.incarnation, os.getpid())
@@ -49,7 +53,9 @@ def test_what_an_earlier_incarnation_says_changes_nothing(
 
     work(bank, 50)
     end = pd.tso()
-    wait_for(lambda: feed.life.error or feed.checkpoint >= end, "the checkpoint, or a failure")
-    assert feed.checkpoint < beyond
-    assert (feed.life.error, feed.totals.starts) == (None, 2)
-    assert rows < feed.totals.rows < 1_000_000
+    wait_for(
+        lambda: feed.record.life.error or feed.replication.checkpoint >= end, "the checkpoint, or a failure"
+    )
+    assert feed.replication.checkpoint < beyond
+    assert (feed.record.life.error, feed.replication.reports.totals.starts) == (None, 2)
+    assert rows < feed.replication.reports.totals.rows < 1_000_000

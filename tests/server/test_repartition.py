@@ -112,7 +112,7 @@ def test_a_request_is_taken_back_by_the_number_there_is(
     feed = capture.capture.reactor.feeds[FeedId("default", name)]
     capture.wait_checkpoint(name, pd.tso())
     # While a processor does not report nothing can be switched, as soon as more is known than is durable.
-    owner = feed.owner
+    owner = feed.replication.owner
     assert owner is not None
     owner.report = lambda *_: False  # type: ignore[method-assign]
     known = owner.durable
@@ -125,7 +125,7 @@ def test_a_request_is_taken_back_by_the_number_there_is(
     assert "all rows up to ts" in words
     assert ask(capture, name, 3)["tidegate"]["repartition"] == 0
     assert owner.repartition_ts == 0
-    assert feed.info.repartition == 0
+    assert feed.record.info.repartition == 0
 
 
 def test_what_cannot_be_done_is_refused_with_the_reason(
@@ -168,7 +168,7 @@ def test_neither_partition_num_nor_the_checkpoint_may_undo_a_change(
     refused = capture.call("POST", f"{path}/resume", body)
     assert (refused["http"], "was re-partitioned" in refused["error_msg"]) == (400, True)
     assert capture.call("PUT", path, {"sink_uri": uri.format(other, 2)})["http"] == 200, "another topic"
-    (info,) = (f.info for f in capture.capture.reactor.feeds.values())
+    (info,) = (f.record.info for f in capture.capture.reactor.feeds.values())
     assert (info.partitions, info.repartition) == (0, 0)
 
 

@@ -53,7 +53,7 @@ def running(capture: Running, pd: PdClient) -> Reactor:
 async def once_it_ends(reactor: Reactor, request: Coroutine[Any, Any, Any]) -> None:
     """The request, when an earlier one has begun to end the feed's pipeline process."""
     feed = reactor.feeds[ONE]
-    while (asked := feed.peers[feed.node.capture].asked) is None or asked.wish is Wish.RUN:
+    while (asked := feed.replication.peers[feed.node.capture].asked) is None or asked.wish is Wish.RUN:
         await asyncio.sleep(0.01)
     await request
 
@@ -95,7 +95,7 @@ def test_a_pause_does_not_save_the_pipeline_process_of_a_failed_run(
 ) -> None:
     reactor, pid = running(capture, pd), capture.pipeline_pid("one")
     os.kill(pid, signal.SIGSTOP)
-    capture._loop.call_soon_threadsafe(reactor.feeds[ONE]._replication._jobs.fail, Retryable("made to fail"))
+    capture._loop.call_soon_threadsafe(reactor.feeds[ONE].replication._jobs.fail, Retryable("made to fail"))
     assert ask(capture, once_it_ends(reactor, reactor.command(ONE, Command.PAUSE))) == [None]
     assert not exists(pid)
     assert capture.feed("one")["state"] == "stopped"
@@ -113,7 +113,7 @@ def test_a_feed_that_fails_at_every_look_releases_all_it_holds(
         failing.setattr(capture.capture.processor_registry.processors[ONE], "_tick", lost)
         assert "made to fail" in capture.wait_state("one", "failed")["error"]["message"]
         wait_for(lambda: not capture.capture.spans.held, "its spans to be released")
-    assert not reactor.feeds[ONE]._replication.left_behind
+    assert not reactor.feeds[ONE].replication.left_behind
     assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
     capture.wait_checkpoint("one", pd.tso())
 
@@ -128,7 +128,7 @@ def test_a_pause_that_comes_while_a_feed_is_removed_does_not_bring_it_back(
     assert isinstance(refused, InvalidInput)
     assert "changefeed not exists" in refused.what
     assert not exists(pid)
-    capture._loop.call_soon_threadsafe(feed.warn, FeedError("late", "CDC:ErrPuller", 0))
+    capture._loop.call_soon_threadsafe(feed.replication.warn, FeedError("late", "CDC:ErrPuller", 0))
     assert capture.feed("one")["error_code"] == "CDC:ErrChangeFeedNotExists"
     stored = capture.capture.node.metadata.under("/tidegate/")
     assert [kv.key.split("/")[-3] for kv in stored if "/one" in kv.key] == ["grant"]
@@ -148,7 +148,7 @@ def test_a_name_is_taken_until_all_of_the_removed_feed_is_gone(
 
     async def create() -> None:
         # The API shows the feed until its progress topic is deleted, which is waited for here.
-        while (ONE, True) in [(name, feed.life.runs) for name, feed in reactor.feeds.items()]:
+        while (ONE, True) in [(name, feed.record.life.runs) for name, feed in reactor.feeds.items()]:
             await asyncio.sleep(0.01)
         try:
             await reactor.create(new)

@@ -217,7 +217,7 @@ def test_a_capture_is_drained_and_given_ranges_again(
     first, second = start("a"), start("b")
     assert first.create("one")["http"] == 200
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
-    sharing = first.capture.reactor.feeds[ONE].sharing
+    sharing = first.capture.reactor.feeds[ONE].replication.shares.sharing
     processor, seen = second.capture.processor_registry.processors[ONE], []
     machine, spans, look = processor.machine, second.capture.spans, ComingRanges.look
 

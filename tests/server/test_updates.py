@@ -86,7 +86,7 @@ def test_secrets_that_were_shown_redacted_and_sent_back_stay_what_they_are(captu
     shown["sink"]["kafka_config"]["sasl_mechanism"] = "SCRAM-SHA-256"
     assert capture.call("PUT", "/changefeeds/one", {"replica_config": shown})["http"] == 200
     (feed,) = capture.capture.reactor.feeds.values()
-    kafka = feed.config.sink.kafka_config
+    kafka = feed.record.config.sink.kafka_config
     assert (kafka.sasl_password, kafka.sasl_mechanism) == ("hidden", "SCRAM-SHA-256")
 
 
@@ -215,7 +215,7 @@ def test_another_bootstrap_host_of_the_same_cluster_is_no_other_topic(capture: R
     assert capture.create("one", sink_uri=uri.format(kafka))["http"] == 200
     assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
     (feed,) = capture.capture.reactor.feeds.values()
-    first = feed.info.instance
+    first = feed.record.info.instance
     for hosts, same in (
         (f"{kafka},localhost:{port}", True),
         (f"localhost:{port}", True),
@@ -223,7 +223,7 @@ def test_another_bootstrap_host_of_the_same_cluster_is_no_other_topic(capture: R
     ):
         changed = capture.call("PUT", "/changefeeds/one", {"sink_uri": uri.format(hosts)})
         assert (changed["http"], changed["sink_uri"]) == (200, uri.format(hosts))
-        assert (feed.info.instance == first) is same, hosts
+        assert (feed.record.info.instance == first) is same, hosts
 
 
 def stored(running: Running, name: str) -> FeedStatus:
@@ -296,10 +296,12 @@ def test_rows_of_a_table_without_ddl_wait_until_its_arrival_is_stored(
         ts = shop.ddl(lambda tables: tables.create_table("late", "CREATE TABLE late", [ID], ["id"]))
         shop.put("late", {1: (1,)})
         feed = capture.capture.reactor.feeds[FeedId("default", "one")]
-        wait_for(lambda: feed.owner is not None and feed.owner.durable >= ts, "the DDL")
+        wait_for(
+            lambda: feed.replication.owner is not None and feed.replication.owner.durable >= ts, "the DDL"
+        )
         threading.Event().wait(0.5)
-        assert feed.owner is not None
-        assert feed.owner.barrier.next is not None, "rows above the DDL may be sent"
+        assert feed.replication.owner is not None
+        assert feed.replication.owner.barrier.next is not None, "rows above the DDL may be sent"
         assert not [line for line in capture.lines("one") if line.get("table") == "shop.late"]
     finally:
         proceed.set()
@@ -317,7 +319,7 @@ def test_a_feed_stopped_as_it_reached_its_target_continues_to_a_later_one(
     last = capture.capture.pd.tso()
     wait_for(lambda: capture.feed("one")["checkpoint_ts"] >= last, "it delivers")
     assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
-    capture.capture.reactor.feeds[FeedId("default", "one")]._replication._effects.is_target_reached = True
+    capture.capture.reactor.feeds[FeedId("default", "one")].replication._effects.is_target_reached = True
     assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
     work(bank, 20)
     last = capture.capture.pd.tso()

@@ -274,7 +274,7 @@ def test_rows_ddl_and_checkpoints_need_only_the_ticks_that_events_cause(
     end = pd.tso()
     capture.wait_checkpoint("one", end)
     (feed,) = capture.capture.reactor.feeds.values()
-    wait_for(lambda: feed.persisted >= end, "the stored checkpoint")
+    wait_for(lambda: feed.record.persisted >= end, "the stored checkpoint")
     wait_for(lambda: capture.lines("one")[-1].get("resolved", 0) >= end, "Resolved")
     assert check_order(capture.lines("one"))[1] == bank.stats.ddls - early > 0
 

@@ -98,7 +98,7 @@ async def processors(request: Request) -> Response:
             "capture_id": capture.ids.get(peer.capture, peer.capture),
         }
         for name, feed in sorted(capture.reactor.feeds.items())
-        for peer in feed.peers.running
+        for peer in feed.replication.peers.running
     ]
     return JSONResponse({"total": len(items), "items": items})
 
@@ -119,5 +119,5 @@ async def processor(request: Request) -> Response:
             f"[CDC:ErrCaptureNotExist]capture not exists, {request.path_params['capture'][:64]}",
             fix="choose one that GET /captures lists",
         )
-    peer = feed.peers.get(name)
-    return JSONResponse({"table_ids": feed.tables_of(peer) if peer is not None else []})
+    peer = feed.replication.peers.get(name)
+    return JSONResponse({"table_ids": feed.replication.shares.tables_of(peer) if peer is not None else []})

@@ -84,9 +84,9 @@ async def show_all(request: Request) -> Response:
     namespace = query.get("namespace") or query.get("keyspace")
     feeds = [f for f in capture_of(request).reactor.feeds.values() if namespace in (None, "", f.id.namespace)]
     if wanted in ("", "all"):
-        shown = [f for f in feeds if wanted == "all" or f.shown_state is not State.FINISHED]
+        shown = [f for f in feeds if wanted == "all" or f.record.shown_state is not State.FINISHED]
     else:
-        shown = [f for f in feeds if f.shown_state == wanted]
+        shown = [f for f in feeds if f.record.shown_state == wanted]
     places = await capture_of(request).readers.progress_of_readers(shown)
     items = [brief(f, places.get(f.id)) for f in sorted(shown, key=lambda f: f.id)]
     if wanted in ("", "all"):
@@ -121,13 +121,14 @@ async def show_status(request: Request) -> Response:
     Errors: ErrChangeFeedNotExists.
     """
     feed = feed_of(request)
-    problem = error_json(feed.life.error)
-    warning = feed.shown_state is State.WARNING
+    record = feed.record
+    problem = error_json(record.life.error)
+    warning = record.shown_state is State.WARNING
     return JSONResponse(
         {
-            "state": str(feed.shown_state),
-            "resolved_ts": feed.resolved_ts,
-            "checkpoint_ts": feed.checkpoint,
+            "state": str(record.shown_state),
+            "resolved_ts": record.resolved_ts,
+            "checkpoint_ts": feed.replication.checkpoint,
             "last_error": None if warning else problem,
             "last_warning": problem if warning else None,
             "tidegate": own(feed, request),
@@ -158,20 +159,22 @@ async def show_synced(request: Request) -> Response:
     """
     feed, reactor = feed_of(request), capture_of(request).reactor
     now = await reactor.now()
-    status = feed.config.synced_status
+    status = feed.record.config.synced_status
+    checkpoint, resolved_ts = feed.replication.checkpoint, feed.record.resolved_ts
+    last_synced_ts = feed.replication.reports.last_synced_ts
     verdict, why = synced(
-        feed.checkpoint, feed.resolved_ts, feed.last_synced_ts, now, status.synced_check_interval,
+        checkpoint, resolved_ts, last_synced_ts, now, status.synced_check_interval,
         status.checkpoint_interval,
     )  # fmt: skip
     shown = {
         "synced": verdict,
-        "sink_checkpoint_ts": ts_time(feed.checkpoint),
-        "puller_resolved_ts": ts_time(feed.resolved_ts),
+        "sink_checkpoint_ts": ts_time(checkpoint),
+        "puller_resolved_ts": ts_time(resolved_ts),
         "now_ts": ts_time(now),
         "info": why,
     }
     # The client refuses an empty time, so an unknown one is left out.
-    known = {"last_synced_ts": ts_time(feed.last_synced_ts)} if feed.last_synced_ts else {}
+    known = {"last_synced_ts": ts_time(last_synced_ts)} if last_synced_ts else {}
     return JSONResponse(shown | known)
 
 
@@ -185,7 +188,7 @@ async def update(request: Request) -> Response:
         ErrTargetTsBeforeStartTs, and those of POST /changefeeds about settings.
     """
     body, feed = await body_of(request), feed_of(request)
-    if number(body, "start_ts") not in (0, feed.info.start_ts):
+    if number(body, "start_ts") not in (0, feed.record.info.start_ts):
         raise Refused(
             "CDC:ErrAPIInvalidParam",
             "a changefeed's start-ts cannot be changed",

@@ -73,17 +73,17 @@ def ts_time(ts: int) -> str:
 
 def brief(feed: Feed, place: ReaderProgress | None = None) -> dict[str, Any]:
     """A feed in a list. `place`: for a reader, whose checkpoint is the ts up to which its query is done."""
-    checkpoint = feed.checkpoint if place is None else place.place
+    checkpoint = feed.replication.checkpoint if place is None else place.place
     return {
         "upstream_id": feed.node.cluster,
         "namespace": feed.id.namespace,
         "keyspace": feed.id.namespace,
         "id": feed.id.name,
-        "state": str(feed.shown_state),
+        "state": str(feed.record.shown_state),
         "checkpoint_tso": checkpoint,
         "checkpoint_time": ts_time(checkpoint),
-        "error": error_json(feed.life.error),
-        "tidegate": {"kind": "reader" if feed.uri.is_reader else "changefeed"},
+        "error": error_json(feed.record.life.error),
+        "tidegate": {"kind": "reader" if feed.record.uri.is_reader else "changefeed"},
     }
 
 
@@ -107,24 +107,24 @@ def brief_unreadable(feed: UnreadableFeed, node: Node) -> dict[str, Any]:
 
 def full(feed: Feed, request: Request, place: ReaderProgress | None = None) -> dict[str, Any]:
     """A feed with all members. `place` as in `brief`."""
-    info = feed.info
-    checkpoint = feed.checkpoint if place is None else place.place
+    record, info = feed.record, feed.record.info
+    checkpoint = feed.replication.checkpoint if place is None else place.place
     created = datetime.fromtimestamp(info.create_time_ms / 1000, UTC).isoformat(timespec="milliseconds")
     return {
         "upstream_id": feed.node.cluster,
         "namespace": feed.id.namespace,
         "keyspace": feed.id.namespace,
         "id": feed.id.name,
-        "sink_uri": feed.uri.render(),
+        "sink_uri": record.uri.render(),
         "create_time": created,
         "start_ts": info.start_ts,
         "target_ts": info.target_ts,
         "admin_job_type": 0,
-        "config": feed.config.to_json(redact=True),
-        "state": str(feed.shown_state),
-        "error": error_json(feed.life.error),
+        "config": record.config.to_json(redact=True),
+        "state": str(record.shown_state),
+        "error": error_json(record.life.error),
         "creator_version": info.creator_version or __version__,
-        "resolved_ts": feed.resolved_ts,
+        "resolved_ts": record.resolved_ts,
         "checkpoint_ts": checkpoint,
         "checkpoint_time": ts_time(checkpoint),
         "task_status": task_status(feed, capture_of(request)),
@@ -136,37 +136,40 @@ def reader_json(feed: Feed, place: ReaderProgress | None) -> dict[str, Any] | No
     """The changes kept for a reader's query, and the time of its last request; None for a changefeed."""
     if place is None:
         return None
+    uri = feed.record.uri
     queried_at = datetime.fromtimestamp(place.queried_ms / 1000, UTC).isoformat(timespec="seconds")
     return {
-        "tables": list(feed.config.filter.rules),
-        "rows": feed.uri.option("rows"),
+        "tables": list(feed.record.config.filter.rules),
+        "rows": uri.option("rows"),
         "done_ts": place.confirmed_ts,
         "readable_ts": place.readable,
         "kept_bytes": place.kept,
-        "max_kept": int(feed.uri.option("max-kept")),
+        "max_kept": int(uri.option("max-kept")),
         "queried_at": queried_at,
-        "hold_s": int(feed.uri.option("hold")),
+        "hold_s": int(uri.option("hold")),
     }
 
 
 def task_status(feed: Feed, capture: Capture) -> list[dict[str, Any]]:
     """The tables and partitions whose rows each capture delivers now."""
+    shares = feed.replication.shares
     return [
-        {"capture_id": capture.ids.get(peer.capture, peer.capture), "table_ids": feed.tables_of(peer)}
-        for peer in feed.peers.running
+        {"capture_id": capture.ids.get(peer.capture, peer.capture), "table_ids": shares.tables_of(peer)}
+        for peer in feed.replication.peers.running
     ]
 
 
 def own(feed: Feed, request: Request) -> dict[str, Any]:
     """Members that TiCDC does not have: what the feed waits for, totals, spans."""
-    totals = feed.totals
+    record, replication = feed.record, feed.replication
+    totals = replication.reports.totals
     processor = capture_of(request).processor_registry.processors.get(feed.id)
     spans = processor.machine.spans.tasks.values() if processor is not None else ()
-    left_out, some = feed.left_out(SHOWN_TABLES)
+    left_out, some = replication.ddl.left_out(SHOWN_TABLES)
     return {
         "waiting_for": feed.waits_for(),
-        "persisted_checkpoint_ts": feed.persisted,
-        "resolved_sent": feed.owner.resolved_sent if feed.owner else 0,
+        "persisted_checkpoint_ts": record.persisted,
+        "resolved_sent": replication.owner.resolved_sent if replication.owner else 0,
         "rows": totals.rows,
         "messages": totals.messages,
         "bytes": totals.bytes,
@@ -188,9 +191,9 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "ineligible_tables": [{"table": name, "reason": reason} for name, reason in some],
         "puller": processor.pulled if processor is not None else {"rows": 0, "bytes": 0},
         "initial_load": shown_load(feed),
-        "table_cuts": len(feed.config.tidegate.table_cuts),
-        "partitions": feed.partitions,
-        "repartition": feed.info.repartition,
+        "table_cuts": len(record.config.tidegate.table_cuts),
+        "partitions": replication.sink.partitions,
+        "repartition": record.info.repartition,
         "captures": shares_json(feed),
     }
 
@@ -198,22 +201,23 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
 def shares_json(feed: Feed) -> list[dict[str, Any]]:
     """The captures by the ranges of keys that they deliver, in the order of keys; no `end`: to the last."""
     there = {feed.node.capture: feed.node.address, **feed.node.others()}
+    owner, sharing = feed.replication.owner, feed.replication.shares.sharing
     return [
         {
             "capture": name,
             "address": there.get(name, ""),
             "start": span.start.hex(),
             "end": span.end.hex(),
-            "tables": len(feed.sharing.tables_in(span)),
+            "tables": len(sharing.tables_in(span)),
             "running": running,
             "checkpoint_ts": checkpoint,
             "resolved_ts": resolved,
         }
-        for name, span, running, checkpoint, resolved in (feed.owner.progress() if feed.owner else ())
+        for name, span, running, checkpoint, resolved in (owner.progress() if owner else ())
     ]
 
 
 def shown_load(feed: Feed) -> dict[str, Any] | None:
     """The progress of the initial load; None for a feed without one."""
-    wanted = feed.config.tidegate.initial_load
-    return initial_load.shown(feed.load, loading=feed.loading) if wanted else None
+    wanted = feed.record.config.tidegate.initial_load
+    return initial_load.shown(feed.replication.reports.load, loading=feed.record.loading) if wanted else None

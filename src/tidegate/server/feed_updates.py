@@ -53,15 +53,15 @@ class FeedUpdates:
 
     async def move_checkpoint(self, found: Feed, ts: int) -> Feed:
         """Move a feed to another checkpoint, as if it had been created there: no progress counts."""
-        feed, info, node = found.id, found.info, self.node
-        if found.life.state not in UPDATABLE:
+        feed, record, info, node = found.id, found.record, found.record.info, self.node
+        if record.life.state not in UPDATABLE:
             raise Refused(
                 "CDC:ErrChangefeedUpdateRefused",
-                f"[CDC:ErrChangefeedUpdateRefused]changefeed {feed} is {found.life.state}: "
+                f"[CDC:ErrChangefeedUpdateRefused]changefeed {feed} is {record.life.state}: "
                 "its checkpoint can be overwritten only while it is stopped or failed",
                 fix=f"run `tidegate changefeed pause -c {feed.name}` first",
             )
-        if found.loading:
+        if record.loading:
             raise Refused(
                 "CDC:ErrAPIInvalidParam",
                 "the checkpoint cannot be overwritten: the initial load is not complete",
@@ -71,13 +71,13 @@ class FeedUpdates:
         new = check_new(feed, info.sink_uri, info.config, ts, info.target_ts)
         await self._creation.start_ts(new)
         held = creating_id(node.cluster, node.holder, feed)
-        await self._history.hold(held, ts, found.scope)
+        await self._history.hold(held, ts, record.scope)
         lasting = True
         try:
             # Before the feed is stopped, so that it stays as it is if upstream cannot be read there.
             catalogue = await self._creation.catalogue(new, ts)
             await found.stop()
-            found.check_ended()
+            found.replication.check_ended()
             if catalogue is not None:
                 await self._creation.offer(catalogue, ts, new.config)
             status = FeedStatus(ts, loaded=new.config.tidegate.initial_load)
@@ -98,9 +98,9 @@ class FeedUpdates:
             lasting = await self._history.tend(force=True)
         finally:
             if lasting:
-                await self._history.release(held, found.scope)
+                await self._history.release(held, record.scope)
         event(
-            LOG, logging.INFO, "checkpoint overwritten", changefeed=str(feed), ts=ts, before=found.persisted
+            LOG, logging.INFO, "checkpoint overwritten", changefeed=str(feed), ts=ts, before=record.persisted
         )
         return moved
 
@@ -108,22 +108,22 @@ class FeedUpdates:
         self, found: Feed, sink_uri: str, config: Mapping[str, Any] | None, target_ts: int
     ) -> None:
         """Store other settings; `Reactor.update` says which are kept and which are Refused."""
-        feed, info = found.id, found.info
+        feed, record, info = found.id, found.record, found.record.info
         refuse_reader(found, "what it reads is in its query's options")
-        if found.life.state not in UPDATABLE:
+        if record.life.state not in UPDATABLE:
             raise Refused(
                 "CDC:ErrChangefeedUpdateRefused",
-                f"[CDC:ErrChangefeedUpdateRefused]changefeed {feed} is {found.life.state}: "
+                f"[CDC:ErrChangefeedUpdateRefused]changefeed {feed} is {record.life.state}: "
                 "it can be updated only while it is stopped or failed",
                 fix=f"run `tidegate changefeed pause -c {feed.name}` first, and resume it afterwards",
             )
-        if sink_uri in ("", found.uri.render()):
+        if sink_uri in ("", record.uri.render()):
             sink_uri = info.sink_uri
         wanted = info.config if config is None else with_secrets_of(config, info.config)
         new = await asyncio.to_thread(
             check_new, feed, sink_uri, wanted, info.start_ts, target_ts or info.target_ts
         )
-        changed = elsewhere((found.uri, found.config), (new.uri, new.config), config or {})
+        changed = elsewhere((record.uri, record.config), (new.uri, new.config), config or {})
         if changed:
             raise Refused(
                 "CDC:ErrChangefeedUpdateRefused",
@@ -131,8 +131,8 @@ class FeedUpdates:
                 f"{', '.join(changed)} would change",
                 fix="give sasl-password again, in the sink URI or in the configuration",
             )
-        new = replace(new, config=with_spans_of(found.config, new.config))
-        own, kept = new.config.tidegate, found.config.tidegate
+        new = replace(new, config=with_spans_of(record.config, new.config))
+        own, kept = new.config.tidegate, record.config.tidegate
         for name in FIXED:
             if getattr(own, name) != getattr(kept, name):
                 raise Refused(
@@ -142,28 +142,28 @@ class FeedUpdates:
                     "is created",
                     fix="leave it as it is, or create another changefeed",
                 )
-        if target_ts and target_ts <= found.checkpoint:
+        if target_ts and target_ts <= found.replication.checkpoint:
             raise Refused(
                 "CDC:ErrTargetTsBeforeStartTs",
-                f"target-ts {target_ts} is not above the checkpoint {found.checkpoint}",
+                f"target-ts {target_ts} is not above the checkpoint {found.replication.checkpoint}",
                 fix="choose a later target-ts",
             )
-        if found.config.check_gc_safe_point and found.persisted < found.history.safe_point:
+        if record.config.check_gc_safe_point and record.persisted < record.history.safe_point:
             raise Refused(
                 "CDC:ErrSnapshotLostByGC",
-                f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {found.history.safe_point} has passed "
-                f"the checkpoint {found.persisted}",
+                f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {record.history.safe_point} has passed "
+                f"the checkpoint {record.persisted}",
                 why="the tables there were at the checkpoint cannot be looked up any more",
                 fix="resume it as it is; or remove the changefeed and create it again from a later start-ts",
             )
         self._creation.check_shared(new)
-        catalogue = await self._creation.catalogue(new, found.persisted)
+        catalogue = await self._creation.catalogue(new, record.persisted)
         if catalogue is not None:
-            tables = await asyncio.to_thread(catalogue.entries, found.persisted)
+            tables = await asyncio.to_thread(catalogue.entries, record.persisted)
             new = await asyncio.to_thread(with_cuts, new, tables, self.node.pd)
         moved = await self._is_elsewhere(found, new)
         if not moved:
-            check_update(info, found.config, new.config)
+            check_update(info, record.config, new.config)
         await found.update(
             replace(
                 info if not moved else replace(info, repartition=0, partitions=0),
@@ -181,11 +181,12 @@ class FeedUpdates:
         If that cannot be determined, it is assumed, and rows above the checkpoint are sent again. If the feed
         was re-partitioned, the update is Refused instead, because its readers would not learn of that.
         """
-        after = replace(found.plan, uri=new.uri, config=new.config).sink
+        record = found.record
+        after = replace(record.plan, uri=new.uri, config=new.config).sink
         try:
-            return not await asyncio.to_thread(same_place, found.plan.sink, after)
+            return not await asyncio.to_thread(same_place, record.plan.sink, after)
         except TidegateError as error:
-            if found.info.partitions or found.info.repartition:
+            if record.info.partitions or record.info.repartition:
                 raise Refused(
                     "CDC:ErrChangefeedUpdateRefused",
                     "[CDC:ErrChangefeedUpdateRefused]it is not known whether this is the same topic",
@@ -205,7 +206,7 @@ class FeedUpdates:
 
 def refuse_reader(feed: Feed, why: str) -> None:
     """Raises Refused for a changefeed that belongs to a Spark query."""
-    if feed.uri.is_reader:
+    if feed.record.uri.is_reader:
         raise Refused(
             "CDC:ErrChangefeedUpdateRefused",
             f"[CDC:ErrChangefeedUpdateRefused]{feed.id} is a reader: it is made and led by a Spark query",

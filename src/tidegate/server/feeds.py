@@ -48,4 +48,4 @@ class Feeds(dict[FeedId, Feed]):
 
     def kv_modes(self) -> set[str]:
         """The kv modes of all feeds; each mode has its own event store."""
-        return {feed.config.tidegate.kv_mode for feed in self.values()}
+        return {feed.record.config.tidegate.kv_mode for feed in self.values()}

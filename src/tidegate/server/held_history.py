@@ -57,7 +57,7 @@ class HeldHistory:
     async def tend(self, *, force: bool = False) -> bool:
         """Renew the safepoints that are due, one for each keyspace; False: PD did not answer."""
         self._log_released()
-        scopes = {f.scope for f in self._feeds.values()}
+        scopes = {f.record.scope for f in self._feeds.values()}
         scopes |= {one.scope for one in self._feeds.unreadable.values() if one.scope is not None}
         for scope in scopes - self._guards.keys():
             self._guards[scope] = GcGuard(self.node.gc_ttl_s)
@@ -101,20 +101,23 @@ class HeldHistory:
     def report_needs(self) -> None:
         """Set the ts from which each owner here may still read DDL. Processors set their own."""
         for feed in self._feeds.values():
-            feed.captured.spans.needed(OwnerOf(feed.id), *feed.needs)
+            record = feed.record
+            record.captured.spans.needed(OwnerOf(feed.id), *record.needs)
 
     def needs(self, scope: int) -> dict[FeedId, int]:
         """The ts from which each feed of a keyspace may still read, for feeds whose history is held."""
-        feeds = [f for f in self._feeds.values() if f.scope == scope and self.is_held(f)]
-        floors = {f.captured.store: store_view.read_frontier(f.captured.store) for f in feeds}
-        found = {f.id: self._needs_of(f, floors[f.captured.store]) for f in feeds}
+        feeds = [f for f in self._feeds.values() if f.record.scope == scope and self.is_held(f)]
+        stores = {f.id: f.record.captured.store for f in feeds}
+        floors = {store: store_view.read_frontier(store) for store in stores.values()}
+        found = {f.id: self._needs_of(f, floors[stores[f.id]]) for f in feeds}
         return found | self._needs_of_unreadable(scope)
 
     def _needs_of(self, feed: Feed, floors: Mapping[str, int]) -> int:
         """The least ts that the owner of a feed, or one of its processors, may still read from upstream."""
-        ddl_is_at = feed.captured.spans.behind(OwnerOf(feed.id), floors)
-        node = self.node
-        return min(*feed.needs, ddl_is_at, feed.peers.needs(node.clock.monotonic(), node.capture))
+        node, record = self.node, feed.record
+        ddl_is_at = record.captured.spans.behind(OwnerOf(feed.id), floors)
+        processors_need = feed.replication.peers.needs(node.clock.monotonic(), node.capture)
+        return min(*record.needs, ddl_is_at, processors_need)
 
     def _needs_of_unreadable(self, scope: int) -> dict[FeedId, int]:
         """The same for feeds that cannot be read, including the catalogue that is saved for them."""
@@ -132,13 +135,15 @@ class HeldHistory:
 
     def is_held(self, feed: Feed) -> bool:
         """Whether history is held for a feed: not if it is finished, or stopped for longer than gc-ttl."""
-        return feed.life.state in HELD and (not feed.released or feed.id in self._resuming)
+        record = feed.record
+        return record.life.state in HELD and (not record.released or feed.id in self._resuming)
 
     def _log_released(self) -> None:
-        released = {f.id: f for f in self._feeds.values() if f.life.state in HELD and f.released}
-        for name in released.keys() - self._released:
+        records = [feed.record for feed in self._feeds.values()]
+        released = {one.id for one in records if one.life.state in HELD and one.released}
+        for name in released - self._released:
             event(LOG, logging.WARNING, "history released", changefeed=str(name), gc_ttl_s=self.node.gc_ttl_s)
-        self._released = set(released)
+        self._released = released
 
     def _update(self, scope: int, hold: Hold) -> int:
         service, pd = service_id(self.node.cluster, self.node.holder, scope), self.node.pd
@@ -154,7 +159,7 @@ class HeldHistory:
     @contextlib.asynccontextmanager
     async def held_again(self, feed: Feed) -> AsyncIterator[None]:
         """Hold released history again, as far as PD still has it, while a feed is being started."""
-        if not feed.released:
+        if not feed.record.released:
             yield
             return
         self._resuming.add(feed.id)

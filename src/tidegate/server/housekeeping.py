@@ -77,28 +77,28 @@ class Housekeeping:
     def owned(self) -> Owned:
         """The part that the owners here keep of this capture's event stores."""
         feeds = list(self._feeds.values())
-        done: dict[FeedId, int] | None = {
-            feed.id: max(0, feed.persisted - feed.retained) for feed in feeds if self._history.is_held(feed)
-        }
+        held = [feed.record for feed in feeds if self._history.is_held(feed)]
+        done: dict[FeedId, int] | None = {one.id: max(0, one.persisted - one.retained) for one in held}
         if self._creation.creating or self._history.unreadable_held:
             # The needs of a feed that is being created are not stored yet, and the retention of an unreadable
             # one is among the settings that cannot be read.
             done = None
-        reading = {feed.id: feed.needs[1] for feed in feeds if feed.owner is not None}
+        reading = {feed.id: feed.record.needs[1] for feed in feeds if feed.replication.owner is not None}
         return Owned(self._feeds.kv_modes(), reading, done)
 
     def _tend_catalogues(self) -> None:
         for captured in self.node.stores(self._feeds.kv_modes()):
             if captured.catalogues is not None:
-                running = [f.persisted for f in self._feeds.values() if f.owner and f.config.has_tables]
+                feeds = (f for f in self._feeds.values() if f.replication.owner)
+                running = [f.record.persisted for f in feeds if f.record.config.has_tables]
                 captured.catalogues.tend(self.checkpoints(), running)
 
     def checkpoints(self) -> list[int]:
         """Where each changefeed of tables would begin again, and each unreadable one that may have any."""
         readable = [
-            feed.persisted
-            for feed in self._feeds.values()
-            if feed.config.has_tables and feed.life.state in HELD
+            record.persisted
+            for record in (feed.record for feed in self._feeds.values())
+            if record.config.has_tables and record.life.state in HELD
         ]
         return [*readable, *(one.checkpoint for one in self._feeds.unreadable.values() if not one.is_over)]
 
@@ -116,15 +116,15 @@ class Housekeeping:
             text = f"{trouble}, since {since}\n  to do: free disk space; delivery resumes by itself"
             error = FeedError(text, "CDC:ErrDiskFull", ballast.full_since_ms, self.node.address)
             for feed in self._feeds.values():
-                feed.warn(error)
+                feed.replication.warn(error)
 
     def _measure(self) -> None:
         now_ms = self.clock_watch.now_ms()
         for feed in self._feeds.values():
             labels = (feed.id.namespace, feed.id.name)
-            metrics.checkpoint_ts.labels(*labels).set(physical_ms(feed.checkpoint))
+            metrics.checkpoint_ts.labels(*labels).set(physical_ms(feed.replication.checkpoint))
             metrics.checkpoint_lag_s.labels(*labels).set(feed.lag_ms(now_ms) / 1000)
-            metrics.resolved_ts.labels(*labels).set(physical_ms(feed.resolved_ts))
-            metrics.status.labels(*labels).set(STATUS_CODES[feed.life.state])
+            metrics.resolved_ts.labels(*labels).set(physical_ms(feed.record.resolved_ts))
+            metrics.status.labels(*labels).set(STATUS_CODES[feed.record.life.state])
         for name in self._feeds.unreadable:
             metrics.status.labels(name.namespace, name.name).set(STATUS_CODES[State.FAILED])

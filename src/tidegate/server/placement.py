@@ -46,31 +46,34 @@ class Placement:
         now = self.node.clock.monotonic()
         if now - self._counted_at >= COUNTED_S:
             self._counted_at = now
-            self._counted = Counter(p.capture for feed in self._feeds.values() for p in feed.peers.running)
+            running = (feed.replication.peers.running for feed in self._feeds.values())
+            self._counted = Counter(peer.capture for peers in running for peer in peers)
         return self._counted
 
     def tables_of(self, capture: str) -> int:
         """The number of tables that a capture delivers, over all changefeeds."""
-        peers = ((feed, feed.peers.get(capture)) for feed in self._feeds.values())
-        return sum(len(feed.tables_of(peer)) for feed, peer in peers if peer is not None)
+        peers = ((feed, feed.replication.peers.get(capture)) for feed in self._feeds.values())
+        return sum(len(feed.replication.shares.tables_of(peer)) for feed, peer in peers if peer is not None)
 
     def left_on(self, capture: str) -> int:
         """The number of tables that a capture delivers or may deliver; 0: stopping it delays nothing."""
-        return sum(feed.left_on(capture) for feed in self._feeds.values() if feed.life.runs)
+        running = (feed.replication.shares for feed in self._feeds.values() if feed.record.life.runs)
+        return sum(shares.left_on(capture) for shares in running)
 
     async def rebalance(self, feed: FeedId, *, dry_run: bool) -> Proposal:
         """Divide a changefeed's key space in the best possible way. `dry_run`: only return the plan."""
         async with self._feeds.in_turn(feed) as found:
-            if not found.may_be_shared:
+            shares = found.replication.shares
+            if not shares.may_be_shared:
                 raise Refused(
                     "CDC:ErrChangefeedUpdateRefused",
                     f"[CDC:ErrChangefeedUpdateRefused]{feed} is not shared by captures",
                     why="the server runs without --etcd, or its sink takes one writer at a time",
                     fix="start the captures with --etcd, and use a sink that takes several writers",
                 )
-            plan = found.sharing.plan(shared=not found.loading)
+            plan = shares.sharing.plan(shared=not found.record.loading)
             if not dry_run:
-                found.sharing.ask()
+                shares.sharing.ask()
             return plan
 
     async def move(self, feed: FeedId, tables: Sequence[str], capture: str) -> Proposal:
@@ -80,10 +83,10 @@ class Placement:
         """
         async with self._feeds.in_turn(feed) as found:
             self._check_movable(found, capture)
-            good, _ = await tables_at(self.node.pd, found.config, found.checkpoint)
-            ids = _ids_of(tables, good)
+            good, _ = await tables_at(self.node.pd, found.record.config, found.replication.checkpoint)
+            ids, sharing = _ids_of(tables, good), found.replication.shares.sharing
             try:
-                plan = found.sharing.handed(ids, capture)
+                plan = sharing.handed(ids, capture)
             except (KeyError, ValueError) as error:
                 why = (
                     f"the changefeed does not deliver table {error.args[0]}"
@@ -92,18 +95,19 @@ class Placement:
                 )
                 raise _not_moved(feed, why) from error
             if plan.moves:
-                found.sharing.hand(ids, capture)
+                sharing.hand(ids, capture)
             return plan
 
     def _check_movable(self, feed: Feed, capture: str) -> None:
         """Raises Refused if the changefeed's tables cannot be moved to the capture now."""
-        if not feed.may_be_shared:
+        replication = feed.replication
+        if not replication.shares.may_be_shared:
             why = "the server runs without --etcd, or the changefeed's sink takes one writer at a time"
-        elif feed.loading:
+        elif feed.record.loading:
             why = "one capture makes the initial load; try again when it is durable"
-        elif not feed.peers.running or feed.waiting_for:
-            why = f"the changefeed does not deliver now: {feed.waiting_for or feed.life.state}"
-        elif capture not in feed.sharing.captures.able():
+        elif not replication.peers.running or replication.waiting_for:
+            why = f"the changefeed does not deliver now: {replication.waiting_for or feed.record.life.state}"
+        elif capture not in replication.shares.sharing.captures.able():
             why = f"capture {capture} is drained, or does not answer, or has just failed or joined"
         else:
             return

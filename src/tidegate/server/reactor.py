@@ -139,7 +139,7 @@ class Reactor:
             self.node.owner_rev = self.node.disk.submit(take_ownership).result()
             for feed in feeds:
                 if self.feeds.get(feed.id) is feed:
-                    feed.forget_grant()
+                    feed.replication.shares.forget_grant()
                     feed.start()
         event(LOG, logging.INFO, "ownership taken again", owner_rev=self.node.owner_rev)
 
@@ -198,10 +198,10 @@ class Reactor:
         async with self.feeds.in_turn(feed) as found:
             refuse_reader(found, "what it reads is in its query's options")
             check_repartition(found, partitions)
-            sink = found.plan.sink
+            sink = found.record.plan.sink
             assert isinstance(sink, PartitionedSink), "a request for another sink is refused"
             await asyncio.to_thread(sink.widen, partitions)
-            await found.repartition(partitions)
+            await found.replication.layout.ask(partitions)
         event(LOG, logging.INFO, "repartition asked for", changefeed=str(feed), partitions=partitions)
         return found
 
@@ -218,7 +218,7 @@ class Reactor:
         async with self.feeds.in_turn(feed) as found:
             await found.stop(forget=True)
             # Before its other keys: they say where its sink is, which must fence before grants are deleted.
-            if node.shared and (grants := await fenced_for_good(node, found.plan)):
+            if node.shared and (grants := await fenced_for_good(node, found.record.plan)):
                 await node.forget_grants(feed, grants)
             await self._delete(feed)
             await self._forget_progress(found)
@@ -255,7 +255,7 @@ class Reactor:
     async def _forget_progress(self, feed: Feed) -> None:
         try:
             async with asyncio.timeout(FORGET_S):
-                await asyncio.to_thread(feed.plan.sink.forget)
+                await asyncio.to_thread(feed.record.plan.sink.forget)
         except (TidegateError, TimeoutError) as error:
             event(
                 LOG,
@@ -272,4 +272,4 @@ class Reactor:
     def puller_error(self, error: FeedError) -> None:
         """Show a puller error as a warning of every running feed until it makes progress again."""
         for feed in self.feeds.values():
-            feed.warn(error)
+            feed.replication.warn(error)

@@ -180,7 +180,7 @@ class Readers:
                     why="they keep changes on its own disk, and its workers run on a Spark cluster",
                     fix="read from a capture with --spark-master local[*]",
                 )
-            if sum(one.uri.is_reader for one in self._reactor.feeds.values()) >= READERS_MAX:
+            if sum(one.record.uri.is_reader for one in self._reactor.feeds.values()) >= READERS_MAX:
                 raise InvalidInput(
                     f"this capture has {READERS_MAX} readers",
                     where=self._reactor.node.address,
@@ -195,7 +195,7 @@ class Readers:
             new = await self.do(check_new, feed, uri.render(), settings, start_ts, 0)
             found = await self._reactor.create(new)
             return await self.do(_changes(found).progress)
-        if not found.uri.is_reader:
+        if not found.record.uri.is_reader:
             raise InvalidInput(f"{feed} is a changefeed, not a reader", fix="choose another name")
         progress = await self.do(_changes(found).progress)
         if progress.used:
@@ -205,12 +205,12 @@ class Readers:
                 why="the checkpoint of the query that began with it is elsewhere, or gone",
                 fix="start the query with that checkpoint; or remove the changefeed, or choose another name",
             )
-        same = found.uri == uri and list(found.config.filter.rules) == rules
+        same = found.record.uri == uri and list(found.record.config.filter.rules) == rules
         if not same or start_ts not in (0, progress.start_ts):
             raise InvalidInput(
                 f"reader {feed.name} exists with other options",
-                where=f"it has {', '.join(found.config.filter.rules)} from ts {progress.start_ts} on, "
-                f"{found.uri.render()}",
+                where=f"it has {', '.join(found.record.config.filter.rules)} from ts {progress.start_ts} on, "
+                f"{found.record.uri.render()}",
                 fix="give the same options; or remove the changefeed, or choose another name",
             )
         return progress
@@ -219,7 +219,7 @@ class Readers:
         """The progress of the readers among the feeds; a reader whose file is missing, cannot be read or
         has another form is left out.
         """
-        readers = [feed for feed in feeds if feed.uri.is_reader]
+        readers = [feed for feed in feeds if feed.record.uri.is_reader]
 
         def look() -> dict[FeedId, ReaderProgress]:
             found = {}
@@ -242,7 +242,7 @@ class Readers:
             )
         rules = list(rules_of(tables, rows))
         found = self._reactor.feeds.get(feed) if feed is not None else None
-        if found is not None and found.uri.is_reader:
+        if found is not None and found.record.uri.is_reader:
             changes = _changes(found)
             progress = await self.do(changes.progress)
             history = await self.do(_history, found, changes, progress)
@@ -270,7 +270,7 @@ class Readers:
         found = await self._receive(feed, asked, start)
         while True:
             # Noted before the look: what comes during it ends the wait below at once.
-            owner = found.owner
+            owner = found.replication.owner
             before = owner.resolved_sent if owner is not None else 0
             answer = await self.do(_latest, found, asked, start, max_bytes, target)
             if answer["upto"] > start:
@@ -280,7 +280,7 @@ class Readers:
                 return answer
             while loop.time() < until:
                 await asyncio.sleep(LOOK_S)
-                owner = found.owner
+                owner = found.replication.owner
                 if owner is not None and owner.resolved_sent > before:
                     break
             # The reader may have been removed, or created again, during the wait.
@@ -299,7 +299,7 @@ class Readers:
         """The ticket, the file that it opens, and whether the query gets DDL. Raises Refused."""
         ticket, body, seal = Ticket.opened(text)
         found = self._reactor.feeds.get(ticket.feed)
-        if found is None or not found.uri.is_reader or found.info.instance != ticket.instance:
+        if found is None or not found.record.uri.is_reader or found.record.info.instance != ticket.instance:
             raise _no_ticket()
         changes = _changes(found)
         secret = await self.do(changes.secret)
@@ -307,11 +307,11 @@ class Readers:
         if not hmac.compare_digest(seal, _seal(body, secret)):
             raise _no_ticket()
         await self._record_query(found)
-        return ticket, changes, found.uri.option("rows") == "generic"
+        return ticket, changes, found.record.uri.option("rows") == "generic"
 
     def _feed(self, feed: FeedId, instance: str) -> Feed:
         found = self._reactor.feeds.get(feed)
-        if found is None or not found.uri.is_reader or found.info.instance != instance:
+        if found is None or not found.record.uri.is_reader or found.record.info.instance != instance:
             raise Refused(
                 "CDC:ErrChangeFeedNotExists",
                 f"[CDC:ErrChangeFeedNotExists]reader {feed} does not exist any more",
@@ -326,7 +326,7 @@ class Readers:
         return found
 
     async def _record_query(self, found: Feed, confirmed_ts: int = 0) -> None:
-        now, instance = asyncio.get_running_loop().time(), found.info.instance
+        now, instance = asyncio.get_running_loop().time(), found.record.info.instance
         at, before = self._received.get(instance, (float("-inf"), -1))
         # A write waits for the disk, and each batch asks several times.
         if confirmed_ts <= before and now - at < QUERIED_S:
@@ -374,14 +374,14 @@ def piece_of(ticket: Ticket, changes: Changes, n: int) -> StoredRows | None:
 
 
 def _changes(feed: Feed) -> Changes:
-    return Changes(feed.plan.folder)
+    return Changes(feed.record.plan.folder)
 
 
 def _history(found: Feed, changes: Changes, progress: ReaderProgress) -> History | None:
     """The history of a reader of typed rows; None for generic rows."""
-    if found.uri.option("rows") != "typed":
+    if found.record.uri.option("rows") != "typed":
         return None
-    return _known(changes.path.parent, progress.instance, progress.ddl, found.config.filter.rules[0])
+    return _known(changes.path.parent, progress.instance, progress.ddl, found.record.config.filter.rules[0])
 
 
 @lru_cache(256)
@@ -426,8 +426,8 @@ def _check_place(found: Feed, progress: ReaderProgress, start: int) -> None:
 
 def _check_state(found: Feed) -> None:
     """Raises Refused if no more changes will come."""
-    error, feed = found.life.error, found.id
-    if found.life.state is State.FAILED and error is not None:
+    error, feed = found.record.life.error, found.id
+    if found.record.life.state is State.FAILED and error is not None:
         raise Refused(
             error.code,
             f"reader {feed} has failed: {error.message}",
@@ -437,12 +437,12 @@ def _check_state(found: Feed) -> None:
 
 def _waits(found: Feed) -> str:
     """Describe what stops or limits the changes; empty: nothing that a user must act on."""
-    if found.life.state is State.STOPPED:
+    if found.record.life.state is State.STOPPED:
         return f"the reader is paused; `tidegate changefeed resume -c {found.id.name}` resumes it"
-    error = found.life.error
-    if found.shown_state is State.WARNING and error is not None:
+    error = found.record.life.error
+    if found.record.shown_state is State.WARNING and error is not None:
         return error.message
-    if count := found.totals.quarantined:
+    if count := found.replication.reports.totals.quarantined:
         return f"nothing; but {count} rows could not be decoded, and the capture has set their bytes aside"
     return ""
 
@@ -461,7 +461,7 @@ def _plan(found: Feed, asked: Query, start: int, end: int) -> dict[str, Any]:
     if history is not None:
         check_columns(history, asked, start, replay=True)
     parts = 1 if history is not None else PARTS
-    tickets = [Ticket(found.id, found.info.instance, start, end, part, parts) for part in range(parts)]
+    tickets = [Ticket(found.id, found.record.info.instance, start, end, part, parts) for part in range(parts)]
     secret = changes.secret()
     return {
         "parts": [{"ticket": one.sealed(secret)} for one in tickets],

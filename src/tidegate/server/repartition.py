@@ -22,24 +22,24 @@ def check_repartition(feed: Feed, partitions: int) -> None:
         raise _refused(
             f"{partitions} is not a number of partitions", fix=f"use a number between 1 and {PARTITIONS_MAX}"
         )
-    if not isinstance(feed.plan.sink, PartitionedSink):
+    if not isinstance(feed.record.plan.sink, PartitionedSink):
         raise _refused(
             f"the sink of changefeed {feed.id} has no partitions",
-            why=f"it is '{feed.uri.scheme}', which has no topic",
+            why=f"it is '{feed.record.uri.scheme}', which has no topic",
         )
-    if feed.life.ended:
+    if feed.record.life.ended:
         raise _refused(
-            f"changefeed {feed.id} is {feed.shown_state}",
+            f"changefeed {feed.id} is {feed.record.shown_state}",
             why="the number of partitions changes between two rows of a running changefeed",
             fix=f"run `tidegate changefeed resume -c {feed.id.name}` first",
         )
-    if feed.loading:
+    if feed.record.loading:
         raise _refused(
             f"the initial load of changefeed {feed.id} is under way",
             why="rows of a load have no order among the changes",
             fix=f"wait until it is done: `tidegate changefeed load -c {feed.id.name}` shows it",
         )
-    check_layout(feed.config)
+    check_layout(feed.record.config)
 
 
 def check_layout(config: ReplicaConfig) -> None:
