@@ -163,7 +163,7 @@ class Running:
     def pipeline_pid(self, name: str) -> int:
         def pid() -> int:
             processor = self.capture.processor_registry.processors.get(FeedId("default", name))
-            return processor.pipeline_pid if processor is not None else 0
+            return processor.pipeline.pid if processor is not None else 0
 
         return int(wait_for(pid, "a pipeline process"))
 

@@ -67,7 +67,7 @@ class Delivering:
             arrivals=SimpleNamespace(all_idle=False),
             look=lambda dispatch: self.machine.resolve({self.span.id: RECEIVED}),
         )
-        self.processor._opening = opening
+        self.processor.openings.current = opening
         self.processor._bounds.begin(plan, Grant("i", (1, 1), 1, 1), opening)
 
     def stored(self, checkpoint: int) -> None:
@@ -87,7 +87,7 @@ class Delivering:
         while self.now < end:
             self.now += FLOOR_S / 2
             self.processor._tick()
-            released = self.processor.drop_below
+            released = self.processor.openings.drop_below
             assert released is not None
             self.span.drop_below(released[0])
         after = store_view.read_manifest(self.folder, self.span.id).dropped_to

@@ -182,7 +182,7 @@ def test_a_feed_that_pauses_is_released_everywhere_and_resumes(
     delivers(first, bank)
     assert second.call("POST", "/changefeeds/one/pause")["http"] == 200
     processor = second.capture.processor_registry.processors[ONE]
-    wait_for(lambda: processor.pipeline_pid == 0 and not processor.machine.spans.is_open, "it rests")
+    wait_for(lambda: processor.pipeline.pid == 0 and not processor.machine.spans.is_open, "it rests")
     assert not any(held for held in second.capture.spans.held)
     work(bank, 60)
     assert second.call("POST", "/changefeeds/one/resume", {})["http"] == 200
@@ -223,7 +223,7 @@ def test_a_capture_is_drained_and_given_ranges_again(
 
     def noted(self: ComingRanges, frontier: Mapping[str, int], checkpoint: int) -> None:
         look(self, frontier, checkpoint)
-        opening = processor._opening
+        opening = processor.openings.current
         if opening is not None and self is opening.coming and self.since_ts is not None:
             seen.append((machine.received, len(spans.held), len(machine.spans.tasks)))
 

@@ -313,7 +313,7 @@ class Standing:
     _begins = FeedProcessor._begins
 
     def __init__(self, waits: str, *, ready: bool) -> None:
-        self.id, self._ready = ONE, ready
+        self.id = ONE
         spans, _ = connected()
         for feed in (ONE, TWO):
             spans.hold(feed, SPAN, 50)
@@ -321,7 +321,7 @@ class Standing:
         self._space_release = SpaceRelease(ONE)
         assert self._space_release.look(0, spans, 7, {}, loads=False) is None, "it advances"
         spans.note_progress(TWO, STALLED_S)
-        self._opening = SimpleNamespace(spans=spans)
+        self.openings = SimpleNamespace(current=SimpleNamespace(spans=spans), is_ready=ready)
         self.pipeline = SimpleNamespace(is_starting=waits == PIPELINE_STARTS, load_plan=None, beats={})
         self._goal = SimpleNamespace(wish=Wish.RUN)
         self.machine = SimpleNamespace(dispatch=SimpleNamespace(checkpoint=7))

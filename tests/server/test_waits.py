@@ -159,21 +159,21 @@ def test_an_owner_ticks_after_a_stored_checkpoint_only_if_something_waits(
 
 
 def opened(*, undelivered: list[str]) -> Any:
-    """Return a processor's opening, with spans that have rows to deliver."""
+    """Return a processor's openings, with spans that have rows to deliver."""
     plan = SimpleNamespace(paths=SimpleNamespace(store=STORE))
     arrivals = SimpleNamespace(undelivered=undelivered)
-    return SimpleNamespace(plan=plan, is_behind=False, arrivals=arrivals)
+    return SimpleNamespace(opened=SimpleNamespace(plan=plan, is_behind=False, arrivals=arrivals))
 
 
 def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> None:
     processor: Any = SimpleNamespace(
         machine=SimpleNamespace(spans=SimpleNamespace(is_open=True)),
         node=SimpleNamespace(pulse=Pulse()),
-        _opened=opened(undelivered=[]),
+        openings=opened(undelivered=[]),
         pipeline=SimpleNamespace(is_starting=False, load_plan=None),
     )
     assert FeedProcessor._rest_s(processor) == REST_S
-    processor._opened.is_behind = True
+    processor.openings.opened.is_behind = True
     assert FeedProcessor._rest_s(processor) == TICK_S, "the catalogue tells nobody when it has read on"
 
 
@@ -186,7 +186,7 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
     processor: Any = SimpleNamespace(
         machine=SimpleNamespace(spans=SimpleNamespace(is_open=True)),
         node=node,
-        _opened=opened(undelivered=["0001"]),
+        openings=opened(undelivered=["0001"]),
         pipeline=SimpleNamespace(is_starting=False, load_plan=None),
     )
     owner = Owner(100, Barrier(1000), Span(b"", b""))
@@ -202,7 +202,7 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
     assert REST_S < STEP_MAX_S
     sink.is_called, feed._jobs.are_any = False, True
     assert Replication._rest_s(feed) == REST_S, "a call that was only just spawned"
-    feed._jobs.are_any, processor._opened = False, opened(undelivered=[])
+    feed._jobs.are_any, processor.openings = False, opened(undelivered=[])
     processor.pipeline.is_starting = True
     assert FeedProcessor._rest_s(processor) == REST_S
     processor.pipeline.is_starting = False
@@ -254,10 +254,10 @@ def test_a_processor_is_woken_by_floors_that_move_while_it_is_open(
         return processor._wake.is_set()
 
     assert not wakes(1), "nothing is open"
-    asyncio.run(processor._open(dispatch))
+    asyncio.run(processor.openings.open(dispatch))
     assert wakes(2)
     assert wakes(3)
-    processor._close()
+    processor.openings.close()
     assert not wakes(4)
     page.close()
 

@@ -189,7 +189,7 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "spans": [{"id": t.id, "physical_id": t.physical_id, "checkpoint_ts": t.start_ts} for t in spans],
         "ineligible": left_out,
         "ineligible_tables": [{"table": name, "reason": reason} for name, reason in some],
-        "puller": processor.pulled if processor is not None else {"rows": 0, "bytes": 0},
+        "puller": processor.openings.pulled if processor is not None else {"rows": 0, "bytes": 0},
         "initial_load": shown_load(feed),
         "table_cuts": len(record.config.tidegate.table_cuts),
         "partitions": replication.sink.partitions,

@@ -427,7 +427,7 @@ class Capture:
             case PipelineHello(changefeed, incarnation, _):
                 processor = self.processor_registry.processors.get(FeedId.parse(changefeed))
                 if processor is not None:
-                    processor.receive(incarnation, cast(FromPipeline, report))
+                    processor.pipeline.receive(incarnation, cast(FromPipeline, report))
 
     def _on_puller_error(self, error: FeedError) -> None:
         self.reactor.puller_error(error)

@@ -136,7 +136,11 @@ class ProcessorRegistry:
                 except TidegateError as error:
                     event(LOG, logging.WARNING, "changefeed not read", changefeed=str(feed), error=str(error))
                     continue
-                if info is not None and State(info.state) in RUNS and info.instance == processor.instance:
+                if (
+                    info is not None
+                    and State(info.state) in RUNS
+                    and info.instance == processor.machine.instance
+                ):
                     continue  # its owner may be about to send a message
                 event(
                     LOG, logging.INFO, "processor ends: no owner sends messages to it", changefeed=str(feed)

@@ -25,6 +25,7 @@ from tidegate.eventstore import store_view
 from tidegate.log import event
 from tidegate.model.timestamp import MAX
 from tidegate.server.node import Captured, Node, Owned
+from tidegate.server.openings import Openings
 from tidegate.server.processor import FeedProcessor
 from tidegate.server.spans import Holder, OwnerOf
 
@@ -60,7 +61,7 @@ class Upkeep:
             owned = self._node.owned()
             if owned is None and not self.is_standby:
                 continue  # the changefeeds are being read, and until all are known any file may be needed
-            modes = {one.kv_mode for one in self._processors.values() if one.kv_mode}
+            modes = {one.kv_mode for one in self._openings() if one.kv_mode}
             stores = self._node.stores(modes.union(owned.kv_modes if owned is not None else ()))
             if self.is_standby:
                 self._tend_catalogues(stores)
@@ -68,9 +69,12 @@ class Upkeep:
             self._drop_segments(stores, owned)
             await self._sweep(stores)
 
+    def _openings(self) -> list[Openings]:
+        return [one.openings for one in self._processors.values()]
+
     def _checkpoints(self) -> list[int]:
         """Where each changefeed of tables that works here would begin again."""
-        return [one.begins_at for one in self._processors.values() if one.kv_mode == TABLE_MODE]
+        return [one.begins_at for one in self._openings() if one.kv_mode == TABLE_MODE]
 
     def _tend_catalogues(self, stores: Iterable[Captured]) -> None:
         for captured in stores:
@@ -81,7 +85,7 @@ class Upkeep:
         """Drop segments that neither a processor nor an owner needs."""
         # A processor that has nothing open may need everything, so nothing is dropped for it.
         limits: dict[Holder, tuple[int, int]] = {
-            name: one.drop_below or (0, 0) for name, one in self._processors.items()
+            name: one.openings.drop_below or (0, 0) for name, one in self._processors.items()
         }
         if owned is not None:
             limits |= {OwnerOf(name): (0, ts) for name, ts in owned.ddl.items()}
@@ -112,9 +116,9 @@ class Upkeep:
         resumed here. A standby does not know it; there a span that is wanted again is pulled again.
         """
         if self.is_standby:
-            if not all(one.is_settled for one in self._processors.values()):
+            if not all(one.is_settled for one in self._openings()):
                 return None
-            works = [one for one in self._processors.values() if one.kv_mode]
+            works = [one for one in self._openings() if one.kv_mode]
             return min(((one.drop_below or (0, 0))[0] for one in works), default=MAX)
         owned = self._node.owned()
         if owned is None or owned.done is None:
@@ -124,5 +128,5 @@ class Upkeep:
     def _finished_with(self, feed: FeedId, done: int) -> int:
         """The same for one changefeed: what its processor here says, otherwise `done`."""
         processor = self._processors.get(feed)
-        passed = processor.drop_below if processor is not None else None
+        passed = processor.openings.drop_below if processor is not None else None
         return passed[0] if passed is not None else done
