@@ -106,9 +106,9 @@ class OwnerScript:
         return self._agreement()
 
     def _agreement(self) -> str:
-        differs = self.owner.disagreement
+        differs = self.owner.agreement.disagreement
         found = [] if differs is None else [f"{differs[0]} knows other DDL in {_between(differs[1])}"]
-        found += ["a capture knows DDL further: read on"] if self.owner.lags else []
+        found += ["a capture knows DDL further: read on"] if self.owner.agreement.lags else []
         return "; ".join(found) or "no capture is known to know other DDL"
 
     def _sink_open(self, command: Command) -> str:
@@ -128,17 +128,17 @@ class OwnerScript:
         return f"{command.options['now']}: a tick is due {when}"
 
     def _state(self, _: Command) -> str:
-        owner = self.owner
+        ranges = self.owner.ranges
         lines = [
             f"{shown(span)} at {capture}: {'runs' if runs else 'starts'}, durable {ts}, received {resolved}"
-            for capture, span, runs, ts, resolved in owner.progress()
+            for capture, span, runs, ts, resolved in ranges.progress()
         ]
-        gap = owner.hole()
+        gap = ranges.hole
         lines += (
             [f"from {gap.start.decode() or 'the first key'} on: not all granted"] if gap is not None else []
         )
-        all_of_it = f"all: durable {owner.durable}, received {owner.resolved}"
-        return "\n".join([*lines, f"{all_of_it}, {'runs' if owner.is_running else 'starts'}"])
+        all_of_it = f"all: durable {ranges.durable}, received {ranges.resolved}"
+        return "\n".join([*lines, f"{all_of_it}, {'runs' if ranges.are_running else 'starts'}"])
 
 
 def effect_in_words(effect: Effect) -> str:

@@ -31,6 +31,8 @@ from tests.control.sharing_model import OTHER_VERSION, Model, Step
 from tests.control.sharing_world import Bounds, Budget, Mail, Violation, World, words
 
 from tidegate.control.barrier import Barrier
+from tidegate.control.ddl_agreement import DdlAgreement
+from tidegate.control.granted_ranges import GrantedRanges
 from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.messages import (
     Announce,
@@ -92,8 +94,8 @@ GUARDS: Final[Mapping[str, str]] = {
 }
 
 _receive: Final = Processor.receive
-_grant: Final = Owner.grant
-_report: Final = Owner.report
+_grant: Final = GrantedRanges.grant
+_report: Final = GrantedRanges.report
 _able: Final = AbleCaptures.able
 
 
@@ -117,11 +119,13 @@ def _in_any_order(self: Processor, message: FromOwner) -> bool:
     return _receive(self, message)
 
 
-def _any_report(self: Owner, capture: str, incarnation: int, granted: GrantedRange) -> Any:
+def _any_report(self: GrantedRanges, capture: str, incarnation: int, granted: GrantedRange) -> Any:
     return self._ranges.get(granted.id)
 
 
-def _with_old_edges(self: Owner, capture: str, incarnation: int, ranges: Sequence[GrantedRange]) -> None:
+def _with_old_edges(
+    self: GrantedRanges, capture: str, incarnation: int, ranges: Sequence[GrantedRange]
+) -> None:
     before = list(self._ranges.items())
     _grant(self, capture, incarnation, ranges)
     for new in ranges:
@@ -129,7 +133,9 @@ def _with_old_edges(self: Owner, capture: str, incarnation: int, ranges: Sequenc
         self._ranges[new.id].checkpoint = max(known, default=0)
 
 
-def _for_all_ranges(self: Owner, capture: str, incarnation: int, progress: Iterable[RangeProgress]) -> bool:
+def _for_all_ranges(
+    self: GrantedRanges, capture: str, incarnation: int, progress: Iterable[RangeProgress]
+) -> bool:
     reached = min((one.checkpoint_ts for one in progress), default=0)
     for known in self._ranges.values():
         if known.capture == capture:
@@ -154,15 +160,15 @@ PATCHES: Final[Mapping[str, tuple[type, str, Any]]] = {
     "epoch": (Processor, "receive", _of_any_epoch),
     "proof": (Grant, "is_proven_by", lambda self, stored: True),
     "ranges_in_proof": (Grant, "is_proven_by", _is_same),
-    "coverage": (Owner, "_find_gap", lambda self: None),
+    "coverage": (GrantedRanges, "_find_gap", lambda self: None),
     "ddl_bound": (Barrier, "bound", property(lambda self: min(self.resolved, self.target_ts))),
     "ddl_cap": (Barrier, "cap", property(lambda self: self.bound)),
     "ddl_agreement": (Owner, "receive_ddl", lambda self, capture, said: None),
-    "ddl_ahead": (Owner, "agreed_to", property(lambda self: MAX)),
-    "edges": (Owner, "grant", _with_old_edges),
-    "ranges_in_reports": (Owner, "report", _for_all_ranges),
+    "ddl_ahead": (DdlAgreement, "agreed_to", property(lambda self: MAX)),
+    "edges": (GrantedRanges, "grant", _with_old_edges),
+    "ranges_in_reports": (GrantedRanges, "report", _for_all_ranges),
     "version": (AbleCaptures, "able", _of_any_version),
-    "old_reports": (Owner, "_of", _any_report),
+    "old_reports": (GrantedRanges, "_of", _any_report),
 }
 """Guards of the machines: where they are, and what is there without them. `Model` has the others."""
 

@@ -67,7 +67,7 @@ def test_while_a_part_of_the_keys_is_nobodys_the_checkpoint_stays(
 ) -> None:
     owner = running(Barrier(500), *spans)
     owner.report("a", 1, progress(400, *spans))
-    assert owner.hole() == hole
+    assert owner.ranges.hole == hole
     assert bool(owner.tick(0.0)) is (hole is None)
     assert owner.checkpoint == (400 if hole is None else 100)
 
@@ -100,13 +100,13 @@ def test_the_checkpoint_waits_while_a_capture_knows_other_ddl(
     owner.receive_ddl("a", said(*theirs, upto=170))
     owner.report("a", 1, progress(170, ALL))
     effects = owner.tick(0.0)
-    assert (owner.checkpoint, bool(effects), owner.disagreement is None) == (
+    assert (owner.checkpoint, bool(effects), owner.agreement.disagreement is None) == (
         149 if agrees else 100,
         agrees,
         agrees,
     )
     assert agrees or owner.due_in(9.0) == float("inf"), "nothing is due while it lasts"
     owner.receive_ddl("a", said(batch(150, "x"), batch(160), upto=180))
-    assert owner.disagreement is None
+    assert owner.agreement.disagreement is None
     owner.tick(1.0)
     assert owner.checkpoint == 149

@@ -176,7 +176,7 @@ class Cluster:
     def compare(self, capture: str, said: KnownDdl) -> None:
         self.compared += said != NOTHING
         self.owner.receive_ddl(capture, said)
-        assert self.owner.disagreement is None, "both have it from the same history"
+        assert self.owner.agreement.disagreement is None, "both have it from the same history"
 
     def run(self, capture: str, incarnation: int, ranges: Iterable[object]) -> None:
         found = [GrantedRange(r.id, r.token) for r in ranges if r.state is RangeState.RUNNING]  # type: ignore[attr-defined]

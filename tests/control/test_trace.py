@@ -23,7 +23,7 @@ from tidegate.model.span import Span
 TESTDATA = Path(__file__).parent / "testdata"
 ALL = Span(b"", b"")
 READS = {
-    OWNER: {"hole", "progress", "due_in"},
+    OWNER: {"due_in"},
     PROCESSOR: {"holds", "checkpoint_of"},
 }
 

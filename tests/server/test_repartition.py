@@ -115,7 +115,7 @@ def test_a_request_is_taken_back_by_the_number_there_is(
     owner = feed.replication.owner
     assert owner is not None
     owner.report = lambda *_: False  # type: ignore[method-assign]
-    known = owner.durable
+    known = owner.ranges.durable
     wait_for(lambda: owner.barrier.resolved > known, "more DDL known")
     assert ask(capture, name, 4)["tidegate"]["repartition"] == 4
     words = wait_for(

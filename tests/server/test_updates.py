@@ -295,13 +295,11 @@ def test_rows_of_a_table_without_ddl_wait_until_its_arrival_is_stored(
     try:
         ts = shop.ddl(lambda tables: tables.create_table("late", "CREATE TABLE late", [ID], ["id"]))
         shop.put("late", {1: (1,)})
-        feed = capture.capture.reactor.feeds[FeedId("default", "one")]
-        wait_for(
-            lambda: feed.replication.owner is not None and feed.replication.owner.durable >= ts, "the DDL"
-        )
+        running = capture.capture.reactor.feeds[FeedId("default", "one")].replication
+        wait_for(lambda: running.owner is not None and running.owner.ranges.durable >= ts, "the DDL")
         threading.Event().wait(0.5)
-        assert feed.replication.owner is not None
-        assert feed.replication.owner.barrier.next is not None, "rows above the DDL may be sent"
+        assert running.owner is not None
+        assert running.owner.barrier.next is not None, "rows above the DDL may be sent"
         assert not [line for line in capture.lines("one") if line.get("table") == "shop.late"]
     finally:
         proceed.set()

@@ -9,12 +9,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Set
 from pathlib import Path
 
 import pytest
 
+from tidegate.control.ddl_agreement import DdlAgreement
 from tidegate.control.ddl_log import KnownDdl
-from tidegate.control.owner import Owner
 from tidegate.simulator.faults import EVERY_KIND
 from tidegate.simulator.run import HEAL_S, Simulation
 from tidegate.simulator.scenarios import SCENARIOS, Scenario
@@ -102,14 +103,14 @@ def test_a_dead_owner_is_replaced_within_its_session_and_a_start() -> None:
     assert sorted(total.owner_failovers_s)[len(total.owner_failovers_s) // 2] < 16.0
 
 
-def any_agreement_counts(self: Owner, capture: str, said: KnownDdl) -> None:
-    """As `Owner.receive_ddl` was: also a message from before they differed ends a disagreement."""
+def any_agreement_counts(self: DdlAgreement, capture: str, said: KnownDdl, captures: Set[str]) -> None:
+    """As `DdlAgreement.receive` was: also a message from before they differed ends a disagreement."""
     if not self._log.has_forgotten(said) and not self._log.is_behind(said) and self._log.agrees(said):
         self._others.pop(capture, None)
-    RECEIVE_DDL(self, capture, said)
+    RECEIVE(self, capture, said, captures)
 
 
-RECEIVE_DDL = Owner.receive_ddl
+RECEIVE = DdlAgreement.receive
 LOST_DDL = Scenario("", ("DDL lost", "bad network"), ddl_every_s=8.0, every_s=3.0, last_s=60.0)
 
 
@@ -119,7 +120,7 @@ def test_a_late_message_ends_no_disagreement_on_ddl(monkeypatch: pytest.MonkeyPa
     If this seed does not any more because something else draws other numbers, take another one.
     """
     assert not Simulation(LOST_DDL, 84, name="late").run().violation
-    monkeypatch.setattr(Owner, "receive_ddl", any_agreement_counts)
+    monkeypatch.setattr(DdlAgreement, "receive", any_agreement_counts)
     assert "below it is missing" in Simulation(LOST_DDL, 84, name="late").run().violation
 
 

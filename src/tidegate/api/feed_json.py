@@ -213,7 +213,7 @@ def shares_json(feed: Feed) -> list[dict[str, Any]]:
             "checkpoint_ts": checkpoint,
             "resolved_ts": resolved,
         }
-        for name, span, running, checkpoint, resolved in (owner.progress() if owner else ())
+        for name, span, running, checkpoint, resolved in (owner.ranges.progress() if owner else ())
     ]
 
 

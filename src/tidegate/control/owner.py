@@ -5,7 +5,9 @@
     what the sink has taken --------------+                    (one SendDdl or SendResolved at a time)
 
 It knows ranges of keys and the captures to which they are granted, but no tables: the processors know which
-tables a range has.
+tables a range has. It is composed of the ranges with their progress (`granted_ranges`), the comparison of DDL
+with the captures (`ddl_agreement`), the queue of DDL (`barrier`) and the state of its sink (`outlet`). Others
+read these parts, and only this machine changes them.
 
 Promises, whatever the order of events:
  - the checkpoint is the least of the durable ts of all granted ranges, F - 1 of the next DDL F, and the ts up
@@ -29,12 +31,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.control.barrier import Barrier, DdlBatch
-from tidegate.control.ddl_log import DdlLog, KnownDdl
+from tidegate.control.ddl_agreement import DdlAgreement
+from tidegate.control.ddl_log import KnownDdl
+from tidegate.control.granted_ranges import GrantedRanges
 from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import RangeProgress
 from tidegate.control.outlet import OUTLET, OnOutlet, Outlet
 from tidegate.model.span import Span
-from tidegate.model.timestamp import MAX
 
 PERSIST_S: Final = 0.5
 """The least seconds between two writes of the checkpoint; after a DDL it is written at once."""
@@ -79,18 +82,6 @@ class Finish:
 Effect = SendDdl | SendResolved | SendRepartition | Persist | Finish
 
 
-@dataclass(slots=True)
-class _Range:
-    """The owner's knowledge of a granted range."""
-
-    capture: str
-    granted: GrantedRange
-    incarnation: int
-    checkpoint: int
-    resolved: int = 0
-    running: bool = False
-
-
 class Owner:
     """The state of one feed between two starts of the control process. Not thread-safe, no I/O."""
 
@@ -108,26 +99,14 @@ class Owner:
         `resolved_interval_s`: between two Resolved while rows arrive; `quiet_interval_s`: while none do.
         """
         assert barrier.resolved >= checkpoint, "the DDL up to the checkpoint must be known"
-        self.barrier, self.wanted = barrier, wanted
+        self.barrier = barrier
+        self.ranges = GrantedRanges(wanted)
+        """The granted ranges, and how far each is."""
+        self.agreement = DdlAgreement(checkpoint)
+        """Whether the captures know the same DDL as we do."""
         self.checkpoint = checkpoint
         self.persisted_ts = checkpoint
         self.resolved_sent = 0
-        self._ranges: dict[Span, _Range] = {}
-        self._gap = self._find_gap()
-        """The result of `hole`, cached because each tick needs it several times, for thousands of ranges."""
-        self._least: int | None = None
-        """The least checkpoint of all ranges, cached until the next report or grant."""
-        self._log = DdlLog(checkpoint)
-        self._said: dict[str, tuple[KnownDdl, KnownDdl]] = {}
-        """For each capture that knows DDL further than we do, the first and the furthest of its messages that
-        are not compared yet.
-        """
-        self._others: dict[str, KnownDdl] = {}
-        """For each capture that knows other DDL than we do, what it knows."""
-        self._agreed: dict[str, int] = {}
-        """For each capture, the ts after which it was found to know the same DDL as we do."""
-        self._agreed_to: dict[str, int] = {}
-        """For each capture, the ts up to which it was, in its present incarnation."""
         self._interval = resolved_interval_s
         self.quiet_interval_s = quiet_interval_s
         """Seconds between two Resolved while no rows arrive, but at least `resolved_interval_s`; may change
@@ -150,93 +129,29 @@ class Owner:
 
         The sink is closed until it is opened again. The durable part of a range stays durable.
         """
-        before = self._ranges
-        known = {one.id: before[one.id].checkpoint for one in ranges if one.id in before}
-        assert all(
-            (one.granted.token, one.incarnation) < (new.token, incarnation) or one.capture != capture
-            for new in ranges
-            if (one := before.get(new.id)) is not None
-        ), "tokens and incarnations rise"
-        # Other captures keep theirs: only this capture begins another incarnation.
-        self._ranges = {span: one for span, one in before.items() if one.capture != capture}
-        for new in ranges:
-            # A range with other bounds begins at 0, until its processor reports. `checkpoint` does not fall
-            # meanwhile.
-            self._ranges[new.id] = _Range(capture, new, incarnation, known.get(new.id, 0))
-        self._gap, self._least = self._find_gap(), None
-        held = {one.capture for one in self._ranges.values()}
-        self._said = {name: said for name, said in self._said.items() if name in held}
-        self._others = {name: said for name, said in self._others.items() if name in held}
-        self._agreed = {name: ts for name, ts in self._agreed.items() if name in held}
-        # The new incarnation may have opened its catalogue again: what the old one knew proves nothing.
-        self._agreed_to = {n: ts for n, ts in self._agreed_to.items() if n in held and n != capture}
+        self.ranges.grant(capture, incarnation, ranges)
+        self.agreement.begin(capture, self.ranges.captures)
         self._turn(OnOutlet.GRANTED)
 
     def learn(self, batches: Iterable[DdlBatch], known: int) -> None:
         """Learn DDL, in order; all DDL up to `known` is known afterwards."""
         found = list(batches)
         self.barrier.learn(found, known)
-        self._log.learn(found, known)
-        # We may know as much now as these captures did when they reported. Those that are still further come
-        # back.
-        waiting, self._said = self._said, {}
-        for capture, (first, furthest) in waiting.items():
-            self.receive_ddl(capture, first)
-            # If it were left out, its reports would count without a comparison until its next message.
-            self.receive_ddl(capture, furthest)
+        self.agreement.learn(found, known, self.ranges.captures)
 
     def receive_ddl(self, capture: str, said: KnownDdl) -> None:
         """Compare what a capture knows of DDL with ours, once we know as much. Call it before `report`."""
-        held = {one.capture for one in self._ranges.values()}
-        if capture not in held:
-            return  # it only prepares: none of its reports count
-        if self._log.has_forgotten(said):
-            return
-        if self._log.is_behind(said):
-            # The first one is compared next, the furthest one covers all that was reported.
-            first, furthest = self._said.get(capture, (said, said))
-            self._said[capture] = first, said if said.upto >= furthest.upto else furthest
-            return
-        if self._log.agrees(said):
-            # A late message may be from before they differed; it does not end a disagreement.
-            if (other := self._others.get(capture)) is not None and said.upto < other.upto:
-                return
-            self._others.pop(capture, None)
-            # Other captures may still report earlier DDL: forget only what all of them have passed.
-            self._agreed[capture] = max(said.after, self._agreed.get(capture, 0))
-            self._agreed_to[capture] = max(said.upto, self._agreed_to.get(capture, 0))
-            self._log.forget(min(self._agreed.get(name, 0) for name in held))
-        else:
-            self._others[capture] = said
-
-    @property
-    def disagreement(self) -> tuple[str, KnownDdl] | None:
-        """A capture that knows other DDL than we do, and what it knows; None: there is none."""
-        return next(iter(self._others.items()), None)
-
-    @property
-    def lags(self) -> bool:
-        """Whether a capture knows DDL further than we do. If so, the caller reads DDL before the next tick,
-        which may act on what that capture has reported.
-        """
-        return bool(self._said)
-
-    @property
-    def agreed_to(self) -> int:
-        """The ts up to which reports count while a capture knows DDL further than we do.
-
-        A capture that lacks a DDL reports its ranges without the tables that the DDL adds. Its DDL is
-        compared as a whole once we know as much. Until then its reports prove nothing above the last
-        agreement, although we know the DDL there. Each report contains the capture's DDL, so a capture
-        without known DDL has reported nothing.
-        """
-        return min((self._agreed_to.get(capture, 0) for capture in self._said), default=MAX)
+        self.agreement.receive(capture, said, self.ranges.captures)
 
     def running(self, capture: str, incarnation: int, ranges: Iterable[GrantedRange]) -> None:
         """Note that a capture delivers these ranges now."""
-        for one in ranges:
-            if (known := self._of(capture, incarnation, one)) is not None:
-                known.running = True
+        self.ranges.running(capture, incarnation, ranges)
+
+    def report(self, capture: str, incarnation: int, progress: Iterable[RangeProgress]) -> bool:
+        """Take the progress of ranges. Ranges under an old grant, or another capture's, do not count: then
+        False.
+        """
+        return self.ranges.report(capture, incarnation, progress)
 
     def sink_open(self, resolved_journal: int, ddl_journal: int = 0) -> None:
         """The owner's sink is open; Resolved and DDL in its journal were sent already.
@@ -270,74 +185,6 @@ class Owner:
         self._turn(OnOutlet.LOST)
         # The task that stores it may be cancelled with the incarnation, and would then never report.
         self._persisting = False
-
-    def report(self, capture: str, incarnation: int, progress: Iterable[RangeProgress]) -> bool:
-        """Take the progress of ranges. Ranges under an old grant, or another capture's, do not count: then
-        False.
-        """
-        counts = True
-        for one in progress:
-            known = self._of(capture, incarnation, GrantedRange(one.id, one.token))
-            if known is None:
-                counts = False
-                continue
-            # A late report may be lower, but rows that were durable once stay durable.
-            if one.checkpoint_ts > known.checkpoint:
-                known.checkpoint, self._least = one.checkpoint_ts, None
-            known.resolved = max(one.resolved_ts, known.resolved)
-        return counts
-
-    def _of(self, capture: str, incarnation: int, granted: GrantedRange) -> _Range | None:
-        known = self._ranges.get(granted.id)
-        mine = known is not None and (known.capture, known.incarnation) == (capture, incarnation)
-        return known if mine and known is not None and known.granted == granted else None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether all of the wanted key space is granted, and all granted ranges are being delivered."""
-        return self.hole() is None and all(one.running for one in self._ranges.values())
-
-    def hole(self) -> Span | None:
-        """The wanted key space from the first key that is granted to no capture; None: all is granted."""
-        return self._gap
-
-    def _find_gap(self) -> Span | None:
-        at = self.wanted.start
-        for span in sorted(self._ranges, key=lambda one: one.start):
-            # A gap. Ranges are in order of their starts, so no later one can fill it.
-            if span.start > at:
-                break
-            if span.end == b"" or (self.wanted.end and span.end >= self.wanted.end):
-                return None
-            at = max(at, span.end)
-        return Span(at, self.wanted.end)
-
-    @property
-    def durable(self) -> int:
-        """The ts up to which every wanted key is durable, by reports; 0 while a part is granted to no
-        capture.
-        """
-        if self._gap is not None:
-            return 0
-        if self._least is None:
-            self._least = min(one.checkpoint for one in self._ranges.values())
-        return self._least
-
-    @property
-    def slowest(self) -> str:
-        """The capture whose range has the least checkpoint; empty: nothing is granted."""
-        found = min(self._ranges.values(), key=lambda one: one.checkpoint, default=None)
-        return found.capture if found is not None else ""
-
-    def progress(self) -> list[tuple[str, Span, bool, int, int]]:
-        """For people, in key order: capture, range, whether it runs, checkpoint and resolved ts."""
-        found = sorted(self._ranges.items(), key=lambda one: one[0].start)
-        return [(one.capture, span, one.running, one.checkpoint, one.resolved) for span, one in found]
-
-    @property
-    def resolved(self) -> int:
-        """The ts up to which all rows of the wanted key space were received."""
-        return 0 if self.hole() is not None else min(one.resolved for one in self._ranges.values())
 
     def tick(self, now: float) -> list[Effect]:
         """The effects to perform now; `now` in monotonic seconds."""
@@ -408,8 +255,13 @@ class Owner:
         """Recompute the checkpoint; it never falls."""
         # docs/guarantees.md#after-resolved-r-no-row-at-or-below-r-appears-for-the-first-time: the least over
         # all keys. While a capture knows other DDL, its reports may leave out tables.
-        if not self._others:
-            self.checkpoint = max(self.checkpoint, min(self.durable, self.agreed_to, self.barrier.cap))
+        if self.agreement.disagreement is None:
+            self.checkpoint = max(self.checkpoint, min(self._durable, self.barrier.cap))
+
+    @property
+    def _durable(self) -> int:
+        """The ts up to which every wanted key is durable, as far as reports count."""
+        return min(self.ranges.durable, self.agreement.agreed_to)
 
     def _turn(self, on: OnOutlet) -> None:
         after = OUTLET.after(self._outlet, on)
@@ -418,8 +270,8 @@ class Owner:
 
     @property
     def _may_send(self) -> bool:
-        ready = self._outlet is Outlet.FREE and not self.barrier.held_at and self.is_running
-        return ready and not self._others
+        ready = self._outlet is Outlet.FREE and not self.barrier.held_at and self.ranges.are_running
+        return ready and self.agreement.disagreement is None
 
     def _hold_for_repartition(self) -> None:
         """Hold all ranges at one ts if the number of partitions must change.
@@ -427,8 +279,7 @@ class Owner:
         This waits until DDL is known beyond everything that was reported or sent: after a loss of the event
         store, or a takeover by another capture, a range may be further than DDL is known.
         """
-        known = max((one.checkpoint for one in self._ranges.values()), default=0)
-        known = max(known, self._out, self.resolved_sent)
+        known = max(self.ranges.furthest, self._out, self.resolved_sent)
         if self._partitions_asked and not self.barrier.switch_ts and self.barrier.resolved >= known:
             self.barrier.switch()
 
@@ -436,7 +287,7 @@ class Owner:
         """The next operation for the sink, which takes one at a time."""
         if not self._may_send:
             return None
-        batch, durable = self.barrier.next, min(self.durable, self.agreed_to)
+        batch, durable = self.barrier.next, self._durable
         # DDL before Resolved: the cap keeps the checkpoint below this DDL until it is durable.
         if batch is not None and durable >= batch.finished_ts:
             return SendDdl(batch)

@@ -8,7 +8,7 @@ code or the record has changed.
 
 A segment is a head and the events after it, one JSON object a line:
 
-    {"trace": 2, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
+    {"trace": 3, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
     {"n": 1, "event": "report", "set": {...}, "args": [...], "named": {...}, "gave": ..., "shows": [...]}
 
     state   all that the machine holds when the segment begins
@@ -39,8 +39,10 @@ from tidegate import __version__, errors
 from tidegate.control import (
     barrier,
     coming_ddl,
+    ddl_agreement,
     ddl_log,
     ended_records,
+    granted_ranges,
     grants,
     messages,
     metadata,
@@ -52,8 +54,10 @@ from tidegate.control import (
 from tidegate.control import owner as owner_machine
 from tidegate.control import processor as processor_machine
 from tidegate.control.coming_ddl import ComingDdl
+from tidegate.control.ddl_agreement import DdlAgreement
 from tidegate.control.ddl_log import DdlLog
 from tidegate.control.ended_records import EndedRecords
+from tidegate.control.granted_ranges import GrantedRanges
 from tidegate.control.open_spans import OpenSpans
 from tidegate.control.outbox import Outbox
 from tidegate.control.owner import Owner
@@ -62,8 +66,8 @@ from tidegate.control.received import Inbox
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.model import ddl, reports, span
 
-VERSION: Final = 2
-"""The version of the lines' form. Records of another version are refused."""
+VERSION: Final = 3
+"""The version of the lines' form and of the machines' state. Records of another version are refused."""
 Record = dict[str, Any]
 
 
@@ -90,7 +94,7 @@ OWNER: Final = MachineKind(
         *("load_done", "persisted", "persist_failed"),
     ),
     inputs=("quiet_interval_s",),
-    shows=("checkpoint", "persisted_ts", "resolved_sent", "barrier.bound", "lags"),
+    shows=("checkpoint", "persisted_ts", "resolved_sent", "barrier.bound", "agreement.lags"),
 )
 PROCESSOR: Final = MachineKind(
     "processor",
@@ -107,11 +111,11 @@ KINDS: Final = {kind.name: kind for kind in (OWNER, PROCESSOR)}
 # --- values as JSON ------------------------------------------------------------------------------------
 
 _MODULES: Final = (
-    *(barrier, coming_ddl, ddl, ddl_log, ended_records, grants, messages, metadata, open_spans, outbox),
-    outlet,
+    *(barrier, coming_ddl, ddl, ddl_agreement, ddl_log, ended_records, granted_ranges, grants),
+    *(messages, metadata, open_spans, outbox, outlet),
     *(owner_machine, processor_machine, received, reports, span),
 )
-_PARTS: Final = (ComingDdl, DdlLog, EndedRecords, Inbox, OpenSpans, Outbox)
+_PARTS: Final = (ComingDdl, DdlAgreement, DdlLog, EndedRecords, GrantedRanges, Inbox, OpenSpans, Outbox)
 """Parts of machines that are no dataclasses; all that they hold is recorded."""
 _LEFT_OUT: Final = {"DdlEvent": frozenset({"before", "after"})}
 """Members that are not recorded, because no machine reads them and they may be large."""

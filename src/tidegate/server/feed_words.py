@@ -21,7 +21,7 @@ QUERY_SHOWN: Final = 80
 
 def words_of_owner(owner: Owner, peers: Peers, wanted_partitions: int, partitions: int) -> str:
     """Describe what an owner waits for while its incarnation runs."""
-    if words := words_of_disagreement(owner.disagreement):
+    if words := words_of_disagreement(owner.agreement.disagreement):
         return words
     if owner.repartition_ts:
         return (
@@ -31,9 +31,9 @@ def words_of_owner(owner: Owner, peers: Peers, wanted_partitions: int, partition
     batch = owner.barrier.next
     if batch is not None and batch.events:
         return f"DDL at {batch.finished_ts}: {batch.events[0].query[:QUERY_SHOWN]}"
-    if owner.durable >= owner.barrier.bound:
+    if owner.ranges.durable >= owner.barrier.bound:
         return "resolved ts of the DDL span"
-    running, slowest = peers.running, owner.slowest
+    running, slowest = peers.running, owner.ranges.slowest
     return words_of_first([peer for peer in running if peer.capture == slowest], among=len(running))
 
 

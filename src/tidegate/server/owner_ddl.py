@@ -4,8 +4,8 @@ reason.
     open --> read, if there is a reason --> the owner learns --> ... --> close
 
 The owner does not look at each tick, because a higher bound is a message to every processor, and each answer
-causes a tick. But it looks before it accepts progress of a processor that knows more DDL (`Owner.lags`),
-because that progress counts only if both know the same DDL.
+causes a tick. But it looks before it accepts progress of a processor that knows more DDL
+(`DdlAgreement.lags`), because that progress counts only if both know the same DDL.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class OwnerDdl:
         ddl = self._ddl
         assert ddl is not None
         rest_s = self._node.pulse.rest_s(self._record.captured.store)
-        if self._floors_moved or self.is_behind or owner.lags or now - self._looked_at >= rest_s:
+        if self._floors_moved or self.is_behind or owner.agreement.lags or now - self._looked_at >= rest_s:
             self._floors_moved, self._looked_at = False, now
             resolved = ddl.resolved
             if resolved > owner.barrier.resolved:
@@ -118,7 +118,7 @@ class OwnerDdl:
 
     def _log_disagreement(self, owner: Owner) -> None:
         """Log a disagreement once. The changefeed shows it until it is over."""
-        words = words_of_disagreement(owner.disagreement)
+        words = words_of_disagreement(owner.agreement.disagreement)
         if words and not self._disagrees:
             event(LOG, logging.ERROR, "checkpoint held", changefeed=str(self._record.id), why=words)
         self._disagrees = bool(words)

@@ -290,7 +290,7 @@ class Replication:
             self._jobs.spawn(self._effects.perform(owner, effect))
         self.checkpoint = owner.checkpoint
         # Rows above the known DDL may be of tables that are not known yet.
-        record.resolved_ts = max(record.resolved_ts, min(owner.resolved, owner.barrier.resolved))
+        record.resolved_ts = max(record.resolved_ts, min(owner.ranges.resolved, owner.barrier.resolved))
         self._link.repeat()
         sink = self.sink.opened
         if sink is not None and (over := self._effects.records_over(owner)):
@@ -335,7 +335,7 @@ class Replication:
             case CannotPrepare(peer):
                 self._link.dispatch(peer, Wish.REST)
             case RangesRun():
-                if self.waiting_for == PIPELINE_STARTS and owner is not None and owner.is_running:
+                if self.waiting_for == PIPELINE_STARTS and owner is not None and owner.ranges.are_running:
                     self.waiting_for = ""
             case MayHaveLeftovers(peer):
                 if sink is not None:  # before the sink is open, what it holds may belong to the coming grants

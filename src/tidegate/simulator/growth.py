@@ -197,7 +197,7 @@ class Growth(Simulation):
         if self.world.owner is None or self.world.checks.checkpoint_ts <= at(began):
             return False
         task, shares = self._owner, self._shares()
-        if task.owner is None or not task.owner.is_running or shares.keys() != set(self._alive):
+        if task.owner is None or not task.owner.ranges.are_running or shares.keys() != set(self._alive):
             return False
         # Changed loads may stay so uneven. Captures that come or go leave them within a smaller tolerance.
         return self._load(shares) <= self._least() * (1 + UNEVEN)

@@ -317,7 +317,7 @@ class OwnerTask:
         if self.owner is not None:
             found = [one for one in ranges if one.state is RangeState.RUNNING]
             self.owner.running(capture, incarnation, [GrantedRange(one.id, one.token) for one in found])
-            if self._starting and self.owner.is_running:
+            if self._starting and self.owner.ranges.are_running:
                 self._starting = False
                 self._log("all ranges are delivered")
 
@@ -392,7 +392,7 @@ class OwnerTask:
         known = self.owner.barrier.resolved if self.owner is not None else None
         self._reshare = self._reshare or sharing.captures.lost(now, known)
         if not self._reshare and not self._starting and self.owner is not None:
-            self._reshare, prepare = sharing.better(now, self.owner.resolved, shared=True)
+            self._reshare, prepare = sharing.better(now, self.owner.ranges.resolved, shared=True)
             if not self._reshare:
                 for peer in prepare:
                     self._link.dispatch(peer, Wish.RUN if peer.runs else Wish.PREPARE)

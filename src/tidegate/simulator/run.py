@@ -192,7 +192,7 @@ class Simulation:
             return False
         owner = self.world.owner
         task = owner.control.owner if owner is not None and owner.control is not None else None
-        return task is not None and task.owner is not None and task.owner.is_running
+        return task is not None and task.owner is not None and task.owner.ranges.are_running
 
     def _words_of_stillness(self) -> str:
         world = self.world
