@@ -5,9 +5,15 @@ upper case, strings in single quotes with their character set, syntax that only 
 comments, without placement and with TTL switched off. `restore` does the same in one pass over the tokens,
 without a tree.
 
+The parser is made of small parts that read through one cursor. Each gets the parts that it contains when it
+is made (`grammar`); those that contain it, it reaches through `nested`.
+
 - `words`, `lexer`: words and tokens. `cursor`: the position and the smallest parts.
-- `literals`, `expressions`, `functions`, `joins`, `hints`, `queries`: the parts of expressions and views.
-- `column_type`, `columns`, `options`, `partitions`, `alter_table`, `sequences`, `statements`: the rest.
+- `literals`, `operands`, `expressions`: what is compared and computed, from the innermost part on.
+- `calls`, with `time_calls`, `text_calls`, `aggregates`, `windows`: functions.
+- `queries`, with `tables`, `joins`, `hints`: queries.
+- `column_type`, `columns`, `constraints`, `options`, `partitions`, `alter_table`, `alter_partitions`: tables.
+- `views`, `sequences`, `statements`: the rest.
 
 Source: TiDB `pkg/parser` (`parser.y`, `lexer.go`, `ast`, `format`), as TiCDC 8.5 uses it.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tidegate.tidb.sql.expressions import Expressions
+from tidegate.tidb.sql.cursor import Cursor
 from tidegate.tidb.sql.lexer import REAL_AS_FLOAT, TokenKind
 
 _INTEGERS: Final = {
@@ -45,69 +45,77 @@ class _Charset(NamedTuple):
         return text + (f" CHARACTER SET {self.name.upper()}" if self.name and self.name != "binary" else "")
 
 
-class ColumnTypes(Expressions):
+class ColumnTypes:
     """Reads types."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
 
     def column_type(self) -> str:
         """The type of a column."""
-        token = self.token
+        cursor = self._cursor
+        token = cursor.token
         if token.kind is not TokenKind.WORD or not token.key:
-            self.fail("a type")
+            cursor.fail("a type")
         for read in (self._number_type, self._text_type, self._other_type):
             if (found := read()) is not None:
                 return found
-        return self.fail("a type")
+        return cursor.fail("a type")
 
     # --- numbers ----------------------------------------------------------------------------------------
 
     def _number_type(self) -> str | None:
-        key = self.token.key
+        cursor = self._cursor
+        key = cursor.token.key
         if key in _INTEGERS:
-            self.next()
+            cursor.next()
             return _INTEGERS[key] + self._length() + self._number_options()
-        if self.take_any("BOOL", "BOOLEAN"):
+        if cursor.take_any("BOOL", "BOOLEAN"):
             return "TINYINT(1)" + self._number_options()
-        if self.take_any("DECIMAL", "NUMERIC", "FIXED"):
+        if cursor.take_any("DECIMAL", "NUMERIC", "FIXED"):
             length, scale = self._precision()
             return "DECIMAL" + _precise(length, scale) + self._number_options()
         if key in _FLOATS:
             return self._float_type()
-        if self.take("BIT"):
+        if cursor.take("BIT"):
             return "BIT" + (self._length() or "(1)")
         return None
 
     def _float_type(self) -> str:
-        word = self.next().key
-        kind = "FLOAT" if word == "REAL" and self.sql_mode & REAL_AS_FLOAT else _FLOATS[word]
+        cursor = self._cursor
+        word = cursor.next().key
+        kind = "FLOAT" if word == "REAL" and cursor.sql_mode & REAL_AS_FLOAT else _FLOATS[word]
         if word == "DOUBLE":
-            self.take("PRECISION")
+            cursor.take("PRECISION")
         length, scale = self._precision()
         if kind == "DOUBLE" and length and not scale:
-            self.fail("digits behind the point as well")
+            cursor.fail("digits behind the point as well")
         if kind == "FLOAT" and length and not scale and int(length) <= _DOUBLE_DIGITS:
             kind = "DOUBLE" if int(length) > _FLOAT_DIGITS else "FLOAT"
             length = ""
         return kind + _precise(length, scale) + self._number_options()
 
     def _length(self) -> str:
-        if not self.at("("):
+        cursor = self._cursor
+        if not cursor.at("("):
             return ""
-        self.need("(")
-        length = self.uint()
-        self.need(")")
+        cursor.need("(")
+        length = cursor.uint()
+        cursor.need(")")
         return f"({length})"
 
     def _precision(self) -> tuple[str, str]:
-        if not self.take("("):
+        cursor = self._cursor
+        if not cursor.take("("):
             return "", ""
-        length = self.uint()
-        scale = self.uint() if self.take(",") else ""
-        self.need(")")
+        length = cursor.uint()
+        scale = cursor.uint() if cursor.take(",") else ""
+        cursor.need(")")
         return length, scale
 
     def _number_options(self) -> str:
         unsigned = zerofill = False
-        while word := self.take_any("UNSIGNED", "SIGNED", "ZEROFILL"):
+        while word := self._cursor.take_any("UNSIGNED", "SIGNED", "ZEROFILL"):
             unsigned = unsigned or word != "SIGNED"
             zerofill = zerofill or word == "ZEROFILL"
         return (" UNSIGNED" if unsigned else "") + (" ZEROFILL" if zerofill else "")
@@ -115,54 +123,57 @@ class ColumnTypes(Expressions):
     # --- text -------------------------------------------------------------------------------------------
 
     def _text_type(self) -> str | None:
-        if self.at("LONG"):
+        cursor = self._cursor
+        if cursor.at("LONG"):
             return self._long_type()
         if (varying := self._char_word()) is not None:
             return self._char_type("VARCHAR" if varying else "CHAR")
-        if self.take("BINARY"):
+        if cursor.take("BINARY"):
             return "BINARY" + self._length()
-        if self.take("VARBINARY"):
-            return "VARBINARY" + (self._length() or self.fail("a length"))
-        key = self.token.key
+        if cursor.take("VARBINARY"):
+            return "VARBINARY" + (self._length() or cursor.fail("a length"))
+        key = cursor.token.key
         if key in _BLOBS:
-            self.next()
+            cursor.next()
             return key + (self._length() if key == "BLOB" else "")
         if key in _TEXTS:
-            self.next()
+            cursor.next()
             return self._lob(_TEXTS[key], self._length() if key == "TEXT" else "")
-        if self.at_any("ENUM", "SET"):
+        if cursor.at_any("ENUM", "SET"):
             return self._members_type()
         return None
 
     def _char_word(self) -> bool | None:
         """Read the words for a text type of fixed or varying length; returns whether it varies."""
-        national = self.take("NATIONAL")
-        if self.take_any("VARCHAR", "VARCHARACTER") or (not national and self.take("NVARCHAR")):
+        cursor = self._cursor
+        national = cursor.take("NATIONAL")
+        if cursor.take_any("VARCHAR", "VARCHARACTER") or (not national and cursor.take("NVARCHAR")):
             return True
-        if not national and self.take("NCHAR"):
-            return bool(self.take_any("VARCHAR", "VARCHARACTER", "VARYING"))
-        if self.take_any("CHAR", "CHARACTER"):
-            return self.take("VARYING")
-        return self.fail("CHAR or VARCHAR") if national else None
+        if not national and cursor.take("NCHAR"):
+            return bool(cursor.take_any("VARCHAR", "VARCHARACTER", "VARYING"))
+        if cursor.take_any("CHAR", "CHARACTER"):
+            return cursor.take("VARYING")
+        return cursor.fail("CHAR or VARCHAR") if national else None
 
     def _char_type(self, kind: str) -> str:
         length = self._length()
         if kind == "VARCHAR" and not length:
-            self.fail("a length")
+            self._cursor.fail("a length")
         charset = self._charset_options()
         if charset.name == "binary":
             kind = {"CHAR": "BINARY", "VARCHAR": "VARBINARY"}[kind]
         return kind + length + charset.written()
 
     def _long_type(self) -> str:
-        self.need("LONG")
-        if self.take("VARBINARY"):
+        cursor = self._cursor
+        cursor.need("LONG")
+        if cursor.take("VARBINARY"):
             return "MEDIUMBLOB"
-        if not self.take_any("VARCHAR", "VARCHARACTER") and self.at_any("CHAR", "CHARACTER"):
-            if self.ahead().key != "VARYING":
+        if not cursor.take_any("VARCHAR", "VARCHARACTER") and cursor.at_any("CHAR", "CHARACTER"):
+            if cursor.ahead().key != "VARYING":
                 return self._lob("MEDIUM", "")
-            self.next()
-            self.need("VARYING")
+            cursor.next()
+            cursor.need("VARYING")
         return self._lob("MEDIUM", "")
 
     def _lob(self, size: str, length: str) -> str:
@@ -170,54 +181,58 @@ class ColumnTypes(Expressions):
         return size + ("BLOB" if charset.name == "binary" else "TEXT") + length + charset.written()
 
     def _charset_options(self) -> _Charset:
-        if self.take("ASCII"):
+        cursor = self._cursor
+        if cursor.take("ASCII"):
             return _Charset("latin1", False)
-        if self.take("BYTE"):
+        if cursor.take("BYTE"):
             return _Charset("binary", False)
-        if self.take("BINARY"):
-            return _Charset(self.charset() if self.take_charset_word() else "", True)
-        if not self.take_charset_word():
+        if cursor.take("BINARY"):
+            return _Charset(cursor.charset() if cursor.take_charset_word() else "", True)
+        if not cursor.take_charset_word():
             return _Charset("", False)
-        name = self.charset()
-        return _Charset(name, self.take("BINARY"))
+        name = cursor.charset()
+        return _Charset(name, cursor.take("BINARY"))
 
     def _members_type(self) -> str:
-        kind = self.next().key
-        members = ",".join(self.parenthesised(self._member))
+        cursor = self._cursor
+        kind = cursor.next().key
+        members = ",".join(cursor.parenthesised(self._member))
         charset = self._charset_options()
         return f"{kind}({members})" + (" BINARY" if charset.binary and charset.name != "binary" else "")
 
     def _member(self) -> str:
-        token = self.token
+        cursor = self._cursor
+        token = cursor.token
         if token.kind is TokenKind.HEX:
-            text = bytes.fromhex(self.next().text)
+            text = bytes.fromhex(cursor.next().text)
         elif token.kind is TokenKind.BIT:
-            digits = self.next().text
+            digits = cursor.next().text
             text = int(digits or "0", 2).to_bytes(-(-len(digits) // 8), "big")
         else:
-            return self.plain(self.string().rstrip(" "))
+            return cursor.plain(cursor.string().rstrip(" "))
         try:
-            return self.plain(text.decode().rstrip(" "))
+            return cursor.plain(text.decode().rstrip(" "))
         except UnicodeDecodeError:
-            return self.fail("text in UTF-8")
+            return cursor.fail("text in UTF-8")
 
     # --- others -----------------------------------------------------------------------------------------
 
     def _other_type(self) -> str | None:
-        if key := self.take_any("DATE", "JSON"):
+        cursor = self._cursor
+        if key := cursor.take_any("DATE", "JSON"):
             return key
-        if key := self.take_any(*_TIMES):
+        if key := cursor.take_any(*_TIMES):
             return key + self._length()
-        if self.take_any("YEAR", "SQL_TSI_YEAR"):
+        if cursor.take_any("YEAR", "SQL_TSI_YEAR"):
             length = self._length()
             if length not in ("", "(4)"):
-                self.fail("YEAR or YEAR(4)")
+                cursor.fail("YEAR or YEAR(4)")
             self._number_options()
             return "YEAR" + length
-        if self.take("VECTOR"):
-            if self.take("<"):
-                self.need("FLOAT")
-                self.need(">")
+        if cursor.take("VECTOR"):
+            if cursor.take("<"):
+                cursor.need("FLOAT")
+                cursor.need(">")
             return "VECTOR" + self._length()
         return None
 
@@ -226,12 +241,13 @@ class ColumnTypes(Expressions):
     def cast_type(self) -> str:
         """The type of a cast."""
         found = self._cast_type()
-        return found + (" ARRAY" if self.take("ARRAY") else "")
+        return found + (" ARRAY" if self._cursor.take("ARRAY") else "")
 
     def _cast_type(self) -> str:
-        if self.take("BINARY"):
+        cursor = self._cursor
+        if cursor.take("BINARY"):
             return "BINARY" + self._length()
-        if self.take_any("CHAR", "CHARACTER"):
+        if cursor.take_any("CHAR", "CHARACTER"):
             length = self._length()
             charset = self._charset_options()
             if charset.binary or charset.name == "binary":
@@ -239,12 +255,12 @@ class ColumnTypes(Expressions):
             return (
                 "CHAR" + length + (f" CHARSET {charset.name.upper()}" if self._stated(charset.name) else "")
             )
-        if self.take("DECIMAL"):
+        if cursor.take("DECIMAL"):
             return self._cast_decimal()
-        if word := self.take_any("SIGNED", "UNSIGNED"):
-            self.take_any("INT", "INTEGER")
+        if word := cursor.take_any("SIGNED", "UNSIGNED"):
+            cursor.take_any("INT", "INTEGER")
             return word
-        if word := self.take_any("DATETIME", "TIME"):
+        if word := cursor.take_any("DATETIME", "TIME"):
             length = self._length()
             return word + ("" if length == "(0)" else length)
         return self._cast_other()
@@ -260,19 +276,20 @@ class ColumnTypes(Expressions):
         return f"DECIMAL({length}, {scale})" if scale not in ("", "0") else f"DECIMAL({length})"
 
     def _cast_other(self) -> str:
-        if word := self.take_any("DATE", "YEAR", "JSON", "DOUBLE"):
+        cursor = self._cursor
+        if word := cursor.take_any("DATE", "YEAR", "JSON", "DOUBLE"):
             return word
-        if self.take("FLOAT"):
+        if cursor.take("FLOAT"):
             length, _ = self._precision()
             if length and int(length) > _DOUBLE_DIGITS:
-                self.fail("at most 53 digits")
+                cursor.fail("at most 53 digits")
             return "DOUBLE" if length and int(length) > _FLOAT_DIGITS else "FLOAT"
-        if self.take("REAL"):
-            return "FLOAT" if self.sql_mode & REAL_AS_FLOAT else "DOUBLE"
-        if self.take("VECTOR"):
+        if cursor.take("REAL"):
+            return "FLOAT" if cursor.sql_mode & REAL_AS_FLOAT else "DOUBLE"
+        if cursor.take("VECTOR"):
             self._length()
             return "VECTOR"
-        return self.fail("a type to cast to")
+        return cursor.fail("a type to cast to")
 
 
 def _precise(length: str, scale: str) -> str:

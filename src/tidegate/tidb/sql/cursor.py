@@ -1,7 +1,8 @@
 """The parser's position in a statement, and how the smallest parts are rewritten.
 
-The parser makes no tree: each method reads a part of the grammar and returns that part as TiDB's parser
-restores it. Methods that cannot continue raise `ParseError`; no other error leaves the parser.
+All parts of the parser read through one cursor. They make no tree: each method reads a part of the grammar
+and returns that part as TiDB's parser restores it. Methods that cannot continue raise `ParseError`; no other
+error leaves the parser.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final, NoReturn
 
 from tidegate.tidb.sql.lexer import ParseError, SqlToken, TokenKind
-from tidegate.tidb.sql.words import RESERVED, charset_name
+from tidegate.tidb.sql.words import RESERVED, UNITS, charset_name
 
 MAX_DEPTH: Final = 64
 """How deeply parentheses, functions, queries and joins may be nested."""
@@ -29,9 +30,11 @@ class Cursor:
 
     def __init__(self, found: list[SqlToken], *, charset: str, sql_mode: int, exact: bool) -> None:
         self._tokens = found
-        self._place = 0
+        self.place = 0
+        """The number of tokens that were read."""
         self._depth = 0
-        self._introducer = f"_{charset.upper()}"
+        self.introducer = f"_{charset.upper()}"
+        """The word before a string that names the statement's character set."""
         self.sql_mode = sql_mode
         self.exact = exact
         self.defects: list[str] = []
@@ -41,7 +44,7 @@ class Cursor:
     @property
     def token(self) -> SqlToken:
         """The next token."""
-        return self._tokens[self._place]
+        return self._tokens[self.place]
 
     @property
     def ended(self) -> bool:
@@ -50,12 +53,15 @@ class Cursor:
 
     def ahead(self, steps: int = 1) -> SqlToken:
         """The token `steps` after the next one; the END if there are fewer."""
-        return self._tokens[min(self._place + steps, len(self._tokens) - 1)]
+        return self._tokens[min(self.place + steps, len(self._tokens) - 1)]
 
     def at(self, *keys: str) -> bool:
         """Whether the next tokens are these keywords or signs, in order."""
+        # Nearly all calls end here: a part of the grammar asks for one word after the other.
+        if self._tokens[self.place].key != keys[0]:
+            return False
         last = len(self._tokens) - 1
-        return all(self._tokens[min(self._place + step, last)].key == key for step, key in enumerate(keys))
+        return all(self._tokens[min(self.place + step, last)].key == key for step, key in enumerate(keys))
 
     def at_any(self, *keys: str) -> bool:
         """Whether the next token is one of these keywords or signs."""
@@ -76,14 +82,14 @@ class Cursor:
         token = self.token
         if token.kind is TokenKind.END:
             self.fail("a token")
-        self._place += 1
+        self.place += 1
         return token
 
     def take(self, *keys: str) -> bool:
         """Read these keywords or signs if they come next, all of them or none."""
         if not self.at(*keys):
             return False
-        self._place += len(keys)
+        self.place += len(keys)
         return True
 
     def take_any(self, *keys: str) -> str:
@@ -91,7 +97,7 @@ class Cursor:
         key = self.token.key
         if not key or key not in keys:
             return ""
-        self._place += 1
+        self.place += 1
         return key
 
     def need(self, *keys: str) -> None:
@@ -116,6 +122,14 @@ class Cursor:
         found = self.listed(item)
         self.need(")")
         return found
+
+    def if_exists(self) -> str:
+        """IF EXISTS, if it comes next."""
+        return "IF EXISTS " if self.take("IF", "EXISTS") else ""
+
+    def if_not_exists(self) -> str:
+        """IF NOT EXISTS, if it comes next."""
+        return "IF NOT EXISTS " if self.take("IF", "NOT", "EXISTS") else ""
 
     @contextmanager
     def deeper(self) -> Iterator[None]:
@@ -187,6 +201,29 @@ class Cursor:
         """Read CHARSET, CHARACTER SET or CHAR SET if it comes next."""
         return self.take("CHARSET") or self.take("CHARACTER", "SET") or self.take("CHAR", "SET")
 
+    # --- units of time ----------------------------------------------------------------------------------
+
+    def unit(self) -> str:
+        """A unit of time."""
+        unit = UNITS.get(self.token.key) or self.fail("a unit of time")
+        self.next()
+        return unit
+
+    def at_interval_function(self) -> bool:
+        """Whether the INTERVAL that comes next is the function, and not an amount of time."""
+        return self.ahead().key == "(" and not self._interval_unit_follows()
+
+    def _interval_unit_follows(self) -> bool:
+        """Whether a time unit follows the parentheses of INTERVAL (...); looks at each token once."""
+        depth, index = 0, self.place + 1
+        while index < len(self._tokens):
+            key = self._tokens[index].key
+            depth += (key == "(") - (key == ")")
+            index += 1
+            if depth == 0:
+                return self._tokens[min(index, len(self._tokens) - 1)].key in UNITS
+        return False
+
     # --- literals ---------------------------------------------------------------------------------------
 
     def string(self) -> str:
@@ -207,7 +244,7 @@ class Cursor:
 
     def value(self, text: str) -> str:
         """A string as a value, in the statement's character set."""
-        return self._introducer + bare_value(text)
+        return self.introducer + bare_value(text)
 
     def uint(self) -> str:
         """A whole number."""

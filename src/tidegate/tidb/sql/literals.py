@@ -15,18 +15,22 @@ _WORDS: Final = 9
 _NUMBERS: Final = (TokenKind.INT, TokenKind.DECIMAL, TokenKind.FLOAT)
 
 
-class Literals(Cursor):
+class Literals:
     """Reads literals."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
 
     def at_number(self) -> bool:
         """Whether a number without a sign comes next."""
-        return self.token.kind in _NUMBERS
+        return self._cursor.token.kind in _NUMBERS
 
     def number(self) -> str:
         """A number without a sign."""
+        cursor = self._cursor
         if not self.at_number():
-            self.fail("a number")
-        token = self.next()
+            cursor.fail("a number")
+        token = cursor.next()
         if token.kind is TokenKind.FLOAT:
             return self._float(token.text)
         if token.kind is TokenKind.INT and (number := int_of(token.text)) is not None:
@@ -36,7 +40,7 @@ class Literals(Cursor):
     def _float(self, text: str) -> str:
         number = float(text)
         if math.isinf(number):
-            self.fail("a number that a double holds")
+            self._cursor.fail("a number that a double holds")
         digits, _, exponent = f"{number!r}".partition("e")
         if not exponent or "." in digits:
             digits, exponent = _scientific(number)
@@ -48,44 +52,48 @@ class Literals(Cursor):
         whole = whole.lstrip("0")
         words = -(-len(whole) // _DIGITS_PER_WORD)
         if words > _WORDS:
-            self.fail("a decimal of at most 81 digits")
+            self._cursor.fail("a decimal of at most 81 digits")
         # The whole part takes its words first. TiDB cuts off the digits for which no word is left.
         fraction = fraction[: (_WORDS - words) * _DIGITS_PER_WORD]
         return (whole or "0") + (f".{fraction}" if fraction else "")
 
     def literal(self) -> str | None:
         """A literal, if one comes next."""
+        cursor = self._cursor
         if self.at_number():
             return self.number()
-        token = self.token
+        token = cursor.token
         if token.kind is TokenKind.STRING:
-            return self.value(self._joined_strings())
+            return cursor.value(self._joined_strings())
         if token.kind is TokenKind.CHARSET:
             return self._introduced()
         if token.kind in (TokenKind.HEX, TokenKind.BIT):
-            self.next()
+            cursor.next()
             return _hex(token.text) if token.kind is TokenKind.HEX else _bits(token.text)
-        return self.take_any("NULL", "TRUE", "FALSE") or None
+        return cursor.take_any("NULL", "TRUE", "FALSE") or None
 
     def _joined_strings(self) -> str:
-        parts = [self.string()]
-        while self.token.kind is TokenKind.STRING:
-            parts.append(self.string())
+        cursor = self._cursor
+        parts = [cursor.string()]
+        while cursor.token.kind is TokenKind.STRING:
+            parts.append(cursor.string())
         return "".join(parts)
 
     def _introduced(self) -> str:
-        charset = self.next().text
-        token = self.token
+        cursor = self._cursor
+        charset = cursor.next().text
+        token = cursor.token
         if token.kind in (TokenKind.HEX, TokenKind.BIT):
-            self.next()
+            cursor.next()
             return _hex(token.text) if token.kind is TokenKind.HEX else _bits(token.text)
-        return f"_{charset.upper()}{bare_value(self.string())}"
+        return f"_{charset.upper()}{bare_value(cursor.string())}"
 
     def signed_literal(self) -> str:
         """A literal, or a number with a sign."""
-        if sign := self.take_any("+", "-"):
+        cursor = self._cursor
+        if sign := cursor.take_any("+", "-"):
             return sign + self.number()
-        return self.literal() or self.fail("a value")
+        return self.literal() or cursor.fail("a value")
 
 
 def _scientific(number: float) -> tuple[str, str]:

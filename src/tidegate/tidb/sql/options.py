@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tidegate.tidb.sql.columns import Columns
-from tidegate.tidb.sql.cursor import quoted
-from tidegate.tidb.sql.lexer import TokenKind
+from tidegate.tidb.sql.cursor import Cursor
+from tidegate.tidb.sql.literals import Literals
 
 _NUMBERS: Final = {
     "AVG_ROW_LENGTH": "",
@@ -63,8 +62,11 @@ class Option(NamedTuple):
     """`placement`, `ttl`, `ttl_enable`, `charset`, `collate`; empty for all others."""
 
 
-class Options(Columns):
+class Options:
     """Reads options."""
+
+    def __init__(self, cursor: Cursor, literals: Literals) -> None:
+        self._cursor, self._literals = cursor, literals
 
     def table_options(self, *, commas: bool) -> list[Option]:
         """The options that come next, in the form sent to targets; `commas`: whether commas may separate
@@ -77,156 +79,166 @@ class Options(Columns):
             elif option.kind != "ttl_enable":
                 found.append(option)
             if commas:
-                self.take(",")
+                self._cursor.take(",")
         return found
 
     def table_option(self) -> Option | None:
         """An option of a table, if one comes next."""
-        key = self.token.key
+        cursor = self._cursor
+        key = cursor.token.key
         if (found := self.partition_option()) is not None:
             return found
         if key in _NUMBERS:
-            return Option(self._number_option(self.next().key))
+            return Option(self._number_option(cursor.next().key))
         if key in _STRINGS or key in _STRINGS_OR_NAMES:
-            return Option(self._string_option(self.next().key))
+            return Option(self._string_option(cursor.next().key))
         if (found := self._charset_option()) is not None:
             return found
-        if key in ("AUTO_INCREMENT", "AUTO_RANDOM_BASE") or self.at("FORCE"):
+        if key in ("AUTO_INCREMENT", "AUTO_RANDOM_BASE") or cursor.at("FORCE"):
             return self._auto_option()
-        if self.at_any("TTL", "TTL_ENABLE", "TTL_JOB_INTERVAL"):
+        if cursor.at_any("TTL", "TTL_ENABLE", "TTL_JOB_INTERVAL"):
             return self._ttl_option()
         return self._rare_table_option()
 
     def partition_option(self) -> Option | None:
         """An option that a partition may have, if one comes next."""
-        if self.take("COMMENT"):
-            self.take_equals()
-            return Option(f"COMMENT = {self.plain_string()}")
-        if self.at("ENGINE") or self.at("STORAGE", "ENGINE"):
-            self.take("STORAGE")
-            self.need("ENGINE")
-            self.take_equals()
-            return Option("ENGINE = " + (self.string_or_name() or "''"))
-        if self.take("INSERT_METHOD"):
-            self.take_equals()
-            return Option(f"INSERT_METHOD = {self.string_or_name().upper()}")
-        if self.at("DATA", "DIRECTORY") or self.at("INDEX", "DIRECTORY"):
-            word = self.next().key
-            self.need("DIRECTORY")
-            self.take_equals()
-            return Option(f"{word} DIRECTORY = {self.plain_string()}")
-        if self.at_any("MAX_ROWS", "MIN_ROWS", "NODEGROUP"):
-            return Option(self._number_option(self.next().key))
-        if self.take("TABLESPACE"):
-            self.take_equals()
-            return Option(f"TABLESPACE = {self.name()}")
-        if self.at("SECONDARY_ENGINE_ATTRIBUTE"):
-            return Option(self._string_option(self.next().key))
+        cursor = self._cursor
+        if cursor.take("COMMENT"):
+            cursor.take_equals()
+            return Option(f"COMMENT = {cursor.plain_string()}")
+        if cursor.at("ENGINE") or cursor.at("STORAGE", "ENGINE"):
+            cursor.take("STORAGE")
+            cursor.need("ENGINE")
+            cursor.take_equals()
+            return Option("ENGINE = " + (cursor.string_or_name() or "''"))
+        if cursor.take("INSERT_METHOD"):
+            cursor.take_equals()
+            return Option(f"INSERT_METHOD = {cursor.string_or_name().upper()}")
+        if cursor.at("DATA", "DIRECTORY") or cursor.at("INDEX", "DIRECTORY"):
+            word = cursor.next().key
+            cursor.need("DIRECTORY")
+            cursor.take_equals()
+            return Option(f"{word} DIRECTORY = {cursor.plain_string()}")
+        if cursor.at_any("MAX_ROWS", "MIN_ROWS", "NODEGROUP"):
+            return Option(self._number_option(cursor.next().key))
+        if cursor.take("TABLESPACE"):
+            cursor.take_equals()
+            return Option(f"TABLESPACE = {cursor.name()}")
+        if cursor.at("SECONDARY_ENGINE_ATTRIBUTE"):
+            return Option(self._string_option(cursor.next().key))
         return self.placement_option()
 
     def placement_option(self) -> Option | None:
         """PLACEMENT POLICY, if it comes next. It is not sent to targets."""
-        if not self.take("PLACEMENT", "POLICY"):
+        cursor = self._cursor
+        if not cursor.take("PLACEMENT", "POLICY"):
             return None
-        if self.take("SET"):
-            self.need("DEFAULT")
+        if cursor.take("SET"):
+            cursor.need("DEFAULT")
             return Option("", "placement")
-        self.take_equals()
-        if not self.take("DEFAULT"):
-            self.string_or_name()
+        cursor.take_equals()
+        if not cursor.take("DEFAULT"):
+            cursor.string_or_name()
         return Option("", "placement")
 
     def _number_option(self, word: str) -> str:
-        self.take_equals()
+        cursor = self._cursor
+        cursor.take_equals()
         comment = _NUMBERS[word]
-        return f"{comment}{word} = {self.uint()}{' */' if comment else ''}"
+        return f"{comment}{word} = {cursor.uint()}{' */' if comment else ''}"
 
     def _string_option(self, word: str) -> str:
-        self.take_equals()
-        text = self.string_or_name() if word in _STRINGS_OR_NAMES else self.string()
-        return f"{word} = {self.plain(text)}"
+        cursor = self._cursor
+        cursor.take_equals()
+        text = cursor.string_or_name() if word in _STRINGS_OR_NAMES else cursor.string()
+        return f"{word} = {cursor.plain(text)}"
 
     def _charset_option(self) -> Option | None:
-        if self.at("DEFAULT") and self.ahead().key not in ("CHARSET", "CHARACTER", "CHAR", "COLLATE"):
+        cursor = self._cursor
+        if cursor.at("DEFAULT") and cursor.ahead().key not in ("CHARSET", "CHARACTER", "CHAR", "COLLATE"):
             return None
-        self.take("DEFAULT")
-        if self.take_charset_word():
-            self.take_equals()
-            name = self.charset().upper()
+        cursor.take("DEFAULT")
+        if cursor.take_charset_word():
+            cursor.take_equals()
+            name = cursor.charset().upper()
             return Option(f"DEFAULT CHARACTER SET = {name}", f"charset {name}")
-        if self.take("COLLATE"):
-            self.take_equals()
-            name = self.collation().upper()
+        if cursor.take("COLLATE"):
+            cursor.take_equals()
+            name = cursor.collation().upper()
             return Option(f"DEFAULT COLLATE = {name}", f"collate {name}")
         return None
 
     def _auto_option(self) -> Option | None:
-        forced = self.at("FORCE")
-        word = self.ahead().key if forced else self.token.key
+        cursor = self._cursor
+        forced = cursor.at("FORCE")
+        word = cursor.ahead().key if forced else cursor.token.key
         if word not in ("AUTO_INCREMENT", "AUTO_RANDOM_BASE"):
             return None
-        self.take("FORCE")
-        self.next()
-        self.take_equals()
-        text = f"{word} = {self.uint()}"
+        cursor.take("FORCE")
+        cursor.next()
+        cursor.take_equals()
+        text = f"{word} = {cursor.uint()}"
         if word == "AUTO_RANDOM_BASE":
             text = f"/*T![auto_rand_base] {text} */"
         return Option(f"/*T![force_inc] FORCE */ {text}" if forced else text)
 
     def _ttl_option(self) -> Option:
-        word = self.next().key
-        self.take_equals()
+        cursor = self._cursor
+        word = cursor.next().key
+        cursor.take_equals()
         if word == "TTL":
-            column = self.name()
-            self.need("+", "INTERVAL")
-            amount = self.literal() or self.fail("a value")
-            return Option(f"/*T![ttl] TTL = {column} + INTERVAL {amount} {self.unit()} */", "ttl")
-        text = self.string()
+            column = cursor.name()
+            cursor.need("+", "INTERVAL")
+            amount = self._literals.literal() or cursor.fail("a value")
+            return Option(f"/*T![ttl] TTL = {column} + INTERVAL {amount} {cursor.unit()} */", "ttl")
+        text = cursor.string()
         if word == "TTL_ENABLE":
             if text.upper() not in ("ON", "OFF"):
-                self.fail("'ON' or 'OFF'")
+                cursor.fail("'ON' or 'OFF'")
             return Option("", "ttl_enable")
-        return Option(f"/*T![ttl] TTL_JOB_INTERVAL = {self.plain(text)} */")
+        return Option(f"/*T![ttl] TTL_JOB_INTERVAL = {cursor.plain(text)} */")
 
     def _rare_table_option(self) -> Option | None:
-        if self.take("ROW_FORMAT"):
-            self.take_equals()
-            return Option(f"ROW_FORMAT = {self.need_any(*_ROW_FORMATS)}")
-        if word := self.take_any(*_IGNORED_VALUES):
-            self.take_equals()
-            if not self.take("DEFAULT"):
-                self.uint()
+        cursor = self._cursor
+        if cursor.take("ROW_FORMAT"):
+            cursor.take_equals()
+            return Option(f"ROW_FORMAT = {cursor.need_any(*_ROW_FORMATS)}")
+        if word := cursor.take_any(*_IGNORED_VALUES):
+            cursor.take_equals()
+            if not cursor.take("DEFAULT"):
+                cursor.uint()
             return Option(f"{word} = DEFAULT /* {_IGNORED_VALUES[word]} is not supported */ ")
-        if word := self.take_any("STATS_AUTO_RECALC", "STATS_SAMPLE_PAGES"):
-            self.take_equals()
-            return Option(f"{word} = {self.take_any('DEFAULT') or self.uint()}")
-        if self.take("STATS_SAMPLE_RATE"):
-            self.take_equals()
-            return Option(f"STATS_SAMPLE_RATE = {self.number()}")
-        if self.at("STORAGE", "MEMORY") or self.at("STORAGE", "DISK"):
-            self.next()
-            return Option(f"STORAGE {self.next().key}")
-        if self.take("SECONDARY_ENGINE"):
-            self.take_equals()
-            engine = "NULL" if self.take("NULL") else self.plain(self.string_or_name())
+        if word := cursor.take_any("STATS_AUTO_RECALC", "STATS_SAMPLE_PAGES"):
+            cursor.take_equals()
+            return Option(f"{word} = {cursor.take_any('DEFAULT') or cursor.uint()}")
+        if cursor.take("STATS_SAMPLE_RATE"):
+            cursor.take_equals()
+            return Option(f"STATS_SAMPLE_RATE = {self._literals.number()}")
+        if cursor.at("STORAGE", "MEMORY") or cursor.at("STORAGE", "DISK"):
+            cursor.next()
+            return Option(f"STORAGE {cursor.next().key}")
+        if cursor.take("SECONDARY_ENGINE"):
+            cursor.take_equals()
+            engine = "NULL" if cursor.take("NULL") else cursor.plain(cursor.string_or_name())
             return Option(f"SECONDARY_ENGINE = {engine}")
-        if self.take("UNION"):
-            self.take_equals()
-            self.need("(")
-            tables = [] if self.at(")") else self.listed(self.table_name)
-            self.need(")")
+        if cursor.take("UNION"):
+            cursor.take_equals()
+            cursor.need("(")
+            tables = [] if cursor.at(")") else cursor.listed(cursor.table_name)
+            cursor.need(")")
             return Option(f"UNION = ({','.join(tables)})")
-        if self.take("ENCRYPTION"):
+        if cursor.take("ENCRYPTION"):
             return Option(self.encryption())
         return None
 
     def encryption(self) -> str:
         """The word ENCRYPTION and its value."""
-        self.take_equals()
-        text = self.string()
+        cursor = self._cursor
+        cursor.take_equals()
+        text = cursor.string()
         if text.upper() not in ("Y", "N"):
-            self.fail("'Y' or 'N'")
-        return f"ENCRYPTION = {self.plain(text)}"
+            cursor.fail("'Y' or 'N'")
+        return f"ENCRYPTION = {cursor.plain(text)}"
 
     # --- databases --------------------------------------------------------------------------------------
 
@@ -238,37 +250,36 @@ class Options(Columns):
         return found
 
     def _database_option(self) -> Option | None:
-        if self.at("SET", "TIFLASH"):
+        cursor = self._cursor
+        if cursor.at("SET", "TIFLASH"):
             return Option(self.tiflash_replica())
-        self.take("DEFAULT")
-        if self.take_charset_word():
-            self.take_equals()
-            return Option(f"CHARACTER SET = {self.charset()}")
-        if self.take("COLLATE"):
-            self.take_equals()
-            return Option(f"COLLATE = {self.collation()}")
-        if self.take("ENCRYPTION"):
+        cursor.take("DEFAULT")
+        if cursor.take_charset_word():
+            cursor.take_equals()
+            return Option(f"CHARACTER SET = {cursor.charset()}")
+        if cursor.take("COLLATE"):
+            cursor.take_equals()
+            return Option(f"COLLATE = {cursor.collation()}")
+        if cursor.take("ENCRYPTION"):
             return Option(self.encryption())
         return self.placement_option()
 
     def tiflash_replica(self) -> str:
         """SET TIFLASH REPLICA."""
-        self.need("SET")
-        self.take("HYPO")
-        self.need("TIFLASH", "REPLICA")
-        text = f"SET TIFLASH REPLICA {self.uint()}"
-        if self.take("LOCATION", "LABELS"):
-            text += f" LOCATION LABELS {', '.join(self.listed(self.plain_string))}"
+        cursor = self._cursor
+        cursor.need("SET")
+        cursor.take("HYPO")
+        cursor.need("TIFLASH", "REPLICA")
+        text = f"SET TIFLASH REPLICA {cursor.uint()}"
+        if cursor.take("LOCATION", "LABELS"):
+            text += f" LOCATION LABELS {', '.join(cursor.listed(cursor.plain_string))}"
         return text
 
     def attributes(self) -> str:
         """ATTRIBUTES and its value."""
-        self.need("ATTRIBUTES")
-        self.take_equals()
-        if self.take("DEFAULT"):
+        cursor = self._cursor
+        cursor.need("ATTRIBUTES")
+        cursor.take_equals()
+        if cursor.take("DEFAULT"):
             return "ATTRIBUTES=DEFAULT"
-        return f"ATTRIBUTES={self.plain_string()}"
-
-    def policy_name(self) -> str:
-        """The name of a policy, given as a string or as a name."""
-        return quoted(self.next().text) if self.token.kind is TokenKind.STRING else self.name()
+        return f"ATTRIBUTES={cursor.plain_string()}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from tidegate.tidb.sql.cursor import Cursor
+from tidegate.tidb.sql.grammar import statements_at
 from tidegate.tidb.sql.lexer import ParseError, tokens
-from tidegate.tidb.sql.statements import Statements
 
 DEFAULT_CHARSET: Final = "utf8mb4"
 
@@ -54,13 +55,13 @@ class _Read(NamedTuple):
 
 
 def _read(text: str, charset: str, sql_mode: int, *, exact: bool) -> _Read:
-    parser = Statements(
+    cursor = Cursor(
         tokens(text, sql_mode), charset=charset or DEFAULT_CHARSET, sql_mode=sql_mode, exact=exact
     )
     try:
-        said = parser.statements()
+        said = statements_at(cursor).statements()
     except RecursionError:
         raise ParseError("a statement cannot be read", why="it is nested too deep for the stack") from None
     if not said:
         raise ParseError("there is no statement", why="the text is empty")
-    return _Read(said, parser.defects)
+    return _Read(said, cursor.defects)

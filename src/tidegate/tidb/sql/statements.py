@@ -6,29 +6,53 @@ from collections.abc import Callable
 from typing import Final
 
 from tidegate.tidb.sql.alter_table import AlterTable
-from tidegate.tidb.sql.cursor import quoted
+from tidegate.tidb.sql.columns import Columns
+from tidegate.tidb.sql.constraints import Constraints
+from tidegate.tidb.sql.cursor import Cursor
 from tidegate.tidb.sql.lexer import TokenKind
+from tidegate.tidb.sql.operands import Subqueries
+from tidegate.tidb.sql.options import Options
+from tidegate.tidb.sql.partitions import Partitions
 from tidegate.tidb.sql.sequences import SequenceOptions
+from tidegate.tidb.sql.views import Views
 
 _INDEX_KINDS: Final = ("UNIQUE", "SPATIAL", "FULLTEXT", "VECTOR", "COLUMNAR")
 
 
-class Statements(SequenceOptions, AlterTable):
+class Statements:
     """Reads whole statements."""
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        subqueries: Subqueries,
+        views: Views,
+        columns: Columns,
+        constraints: Constraints,
+        options: Options,
+        partitions: Partitions,
+        alter_table: AlterTable,
+        sequences: SequenceOptions,
+    ) -> None:
+        self._cursor, self._subqueries, self._views = cursor, subqueries, views
+        self._columns, self._constraints, self._options = columns, constraints, options
+        self._partitions, self._alter_table, self._sequences = partitions, alter_table, sequences
 
     def statements(self) -> list[str]:
         """All statements of the text."""
+        cursor = self._cursor
         found: list[str] = []
         while True:
-            while self.take(";"):
+            while cursor.take(";"):
                 pass
-            if self.ended:
+            if cursor.ended:
                 return found
             found.append(self._statement())
-            if not self.ended and not self.at(";"):
-                self.fail("the end")
+            if not cursor.ended and not cursor.at(";"):
+                cursor.fail("the end")
 
     def _statement(self) -> str:
+        cursor = self._cursor
         readers: dict[str, Callable[[], str]] = {
             "CREATE": self._create,
             "ALTER": self._alter_any,
@@ -38,85 +62,90 @@ class Statements(SequenceOptions, AlterTable):
             "RECOVER": self._recover,
             "FLASHBACK": self._flashback,
         }
-        read = readers.get(self.token.key)
-        return read() if read is not None else self.fail("a statement of data definition")
+        read = readers.get(cursor.token.key)
+        return read() if read is not None else cursor.fail("a statement of data definition")
 
     # --- create -----------------------------------------------------------------------------------------
 
     def _create(self) -> str:
-        self.need("CREATE")
-        if self.take("DATABASE"):
-            exists = self.if_not_exists()
-            parts = [f"CREATE DATABASE {exists}{self.name()}"]
-            return "".join(parts + [f" {option.text}" for option in self.database_options()])
-        if self.at("TABLE") or self.at("TEMPORARY") or self.at("GLOBAL", "TEMPORARY"):
+        cursor = self._cursor
+        cursor.need("CREATE")
+        if cursor.take("DATABASE"):
+            exists = cursor.if_not_exists()
+            parts = [f"CREATE DATABASE {exists}{cursor.name()}"]
+            return "".join(parts + [f" {option.text}" for option in self._options.database_options()])
+        if cursor.at("TABLE") or cursor.at("TEMPORARY") or cursor.at("GLOBAL", "TEMPORARY"):
             return self._create_table()
-        if self.at("INDEX") or (self.at_any(*_INDEX_KINDS) and self.ahead().key == "INDEX"):
+        if cursor.at("INDEX") or (cursor.at_any(*_INDEX_KINDS) and cursor.ahead().key == "INDEX"):
             return self._create_index()
-        if self.take("SEQUENCE"):
+        if cursor.take("SEQUENCE"):
             return self._create_sequence()
-        if self.take("RESOURCE", "GROUP"):
-            return self.resource_group("CREATE", self.if_not_exists())
-        replace = "OR REPLACE " if self.take("OR", "REPLACE") else ""
-        if self.take("PLACEMENT", "POLICY"):
-            return self.placement_policy(f"CREATE {replace}", self.if_not_exists())
-        return self._create_view(replace)
+        if cursor.take("RESOURCE", "GROUP"):
+            return self._sequences.resource_group("CREATE", cursor.if_not_exists())
+        replace = "OR REPLACE " if cursor.take("OR", "REPLACE") else ""
+        if cursor.take("PLACEMENT", "POLICY"):
+            return self._sequences.placement_policy(f"CREATE {replace}", cursor.if_not_exists())
+        return self._views.create_view(replace)
 
     def _create_table(self) -> str:
+        cursor = self._cursor
         kind = ""
-        if self.take("GLOBAL", "TEMPORARY"):
+        if cursor.take("GLOBAL", "TEMPORARY"):
             kind = "GLOBAL TEMPORARY "
-        elif self.take("TEMPORARY"):
+        elif cursor.take("TEMPORARY"):
             kind = "TEMPORARY "
-        self.need("TABLE")
-        parts = [f"CREATE {kind}TABLE {self.if_not_exists()}{self.table_name()}"]
-        if self.at("LIKE") or self.at("(", "LIKE"):
+        cursor.need("TABLE")
+        parts = [f"CREATE {kind}TABLE {cursor.if_not_exists()}{cursor.table_name()}"]
+        if cursor.at("LIKE") or cursor.at("(", "LIKE"):
             parts.append(self._like())
         else:
             self._table_body(parts)
-        if self.take("ON", "COMMIT"):
-            parts.append(f" ON COMMIT {self.need_any('DELETE', 'PRESERVE')} ROWS")
-            self.need("ROWS")
+        if cursor.take("ON", "COMMIT"):
+            parts.append(f" ON COMMIT {cursor.need_any('DELETE', 'PRESERVE')} ROWS")
+            cursor.need("ROWS")
         return "".join(parts)
 
     def _like(self) -> str:
-        opened = self.take("(")
-        self.need("LIKE")
-        text = f" LIKE {self.table_name()}"
+        cursor = self._cursor
+        opened = cursor.take("(")
+        cursor.need("LIKE")
+        text = f" LIKE {cursor.table_name()}"
         if opened:
-            self.need(")")
+            cursor.need(")")
         return text
 
     def _table_body(self, parts: list[str]) -> None:
-        if self.at("(") and not self.at_query_in_parentheses() and self.ahead().key != "(":
-            columns, constraints = self.elements()
+        cursor = self._cursor
+        if cursor.at("(") and not self._subqueries.at_query_in_parentheses() and cursor.ahead().key != "(":
+            columns, constraints = self._columns.elements()
             parts.append(f" ({','.join([*columns, *constraints])})")
-        parts += [f" {option.text}" for option in self.table_options(commas=True)]
-        if self.at("PARTITION", "BY"):
-            parts.append(f" {self.partition_by()}")
-        duplicates = self.take_any("IGNORE", "REPLACE")
-        said = self.take("AS")
-        if self.at_query() or self.at("("):
-            parts.append((f" {duplicates}" if duplicates else "") + f" AS {self.query()}")
+        parts += [f" {option.text}" for option in self._options.table_options(commas=True)]
+        if cursor.at("PARTITION", "BY"):
+            parts.append(f" {self._partitions.partition_by()}")
+        duplicates = cursor.take_any("IGNORE", "REPLACE")
+        said = cursor.take("AS")
+        if self._subqueries.at_query() or cursor.at("("):
+            parts.append((f" {duplicates}" if duplicates else "") + f" AS {self._subqueries.query()}")
         elif duplicates or said:
-            self.fail("a query")
+            cursor.fail("a query")
 
     def _create_index(self) -> str:
-        kind = self.take_any(*_INDEX_KINDS)
-        self.need("INDEX")
-        exists = self.if_not_exists()
-        name = self.name()
-        index_type = self.index_type()
-        self.need("ON")
-        table = self.table_name()
-        parts = ", ".join(self.key_parts())
+        cursor = self._cursor
+        kind = cursor.take_any(*_INDEX_KINDS)
+        cursor.need("INDEX")
+        exists = cursor.if_not_exists()
+        name = cursor.name()
+        index_type = self._constraints.index_type()
+        cursor.need("ON")
+        table = cursor.table_name()
+        parts = ", ".join(self._constraints.key_parts())
         options = self._options_after(index_type)
         text = f"CREATE {kind + ' ' if kind else ''}INDEX {exists}{name} ON {table} ({parts})"
-        return text + (f" {options}" if options else "") + self.lock_and_algorithm()
+        return text + (f" {options}" if options else "") + self._alter_table.lock_and_algorithm()
 
     def _options_after(self, index_type: str) -> str:
         """The options of an index; a type among them wins over the type before them."""
-        options = self.index_options()
+        options = self._constraints.index_options()
         return options if not index_type or "USING " in options else self._with_type(options, index_type)
 
     def _with_type(self, options: str, index_type: str) -> str:
@@ -124,156 +153,140 @@ class Statements(SequenceOptions, AlterTable):
         rest = options.removeprefix(block[0]).strip() if block else options
         return " ".join(part for part in (*block, f"USING {index_type}", rest) if part)
 
-    def _create_view(self, replace: str) -> str:
-        algorithm = "UNDEFINED"
-        if self.take("ALGORITHM"):
-            self.need("=")
-            algorithm = self.need_any("UNDEFINED", "MERGE", "TEMPTABLE")
-        definer = "CURRENT_USER"
-        if self.take("DEFINER"):
-            self.need("=")
-            definer = self._user()
-        security = self.need_any("DEFINER", "INVOKER") if self.take("SQL", "SECURITY") else "DEFINER"
-        self.need("VIEW")
-        view = self.table_name()
-        columns = f" ({','.join(self.parenthesised(self.name))})" if self.at("(") else ""
-        self.need("AS")
-        query = self.query()
-        check = ""
-        if self.take("WITH"):
-            check = " WITH LOCAL CHECK OPTION" if self.need_any("CASCADED", "LOCAL") == "LOCAL" else ""
-            self.need("CHECK", "OPTION")
-        return (
-            f"CREATE {replace}ALGORITHM = {algorithm} DEFINER = {definer} SQL SECURITY {security} "
-            f"VIEW {view}{columns} AS {query}{check}"
-        )
-
-    def _user(self) -> str:
-        if self.take("CURRENT_USER"):
-            self.take("(", ")")
-            return "CURRENT_USER"
-        user = self.string_or_name()
-        host = "%"
-        if self.token.kind is TokenKind.USER_VARIABLE:
-            host = self.next().text.lower()
-        elif self.take("@"):
-            host = self.string_or_name().lower()
-        return f"{quoted(user)}@{quoted(host)}" if host else quoted(user)
-
     def _create_sequence(self) -> str:
-        parts = [f"CREATE SEQUENCE {self.if_not_exists()}{self.table_name()}", *self.sequence_options()]
-        parts += [option.text for option in self.table_options(commas=True)]
+        cursor = self._cursor
+        parts = [
+            f"CREATE SEQUENCE {cursor.if_not_exists()}{cursor.table_name()}",
+            *self._sequences.sequence_options(),
+        ]
+        parts += [option.text for option in self._options.table_options(commas=True)]
         return " ".join(parts)
 
     # --- alter ------------------------------------------------------------------------------------------
 
     def _alter_any(self) -> str:
-        self.need("ALTER")
-        if self.take("DATABASE"):
+        cursor = self._cursor
+        cursor.need("ALTER")
+        if cursor.take("DATABASE"):
             return self._alter_database()
-        if self.take("SEQUENCE"):
-            exists = self.if_exists()
+        if cursor.take("SEQUENCE"):
+            exists = cursor.if_exists()
             return " ".join(
-                [f"ALTER SEQUENCE {exists}{self.table_name()}", *self.sequence_options(altered=True)]
+                [
+                    f"ALTER SEQUENCE {exists}{cursor.table_name()}",
+                    *self._sequences.sequence_options(altered=True),
+                ]
             )
-        if self.take("PLACEMENT", "POLICY"):
-            self.placement_policy("ALTER ", self.if_exists())
+        if cursor.take("PLACEMENT", "POLICY"):
+            self._sequences.placement_policy("ALTER ", cursor.if_exists())
             return ""
-        if self.take("RESOURCE", "GROUP"):
-            return self.resource_group("ALTER", self.if_exists())
-        self.take("IGNORE")
-        self.need("TABLE")
-        return self.alter_table()
+        if cursor.take("RESOURCE", "GROUP"):
+            return self._sequences.resource_group("ALTER", cursor.if_exists())
+        cursor.take("IGNORE")
+        cursor.need("TABLE")
+        return self._alter_table.alter_table()
 
     def _alter_database(self) -> str:
+        cursor = self._cursor
         name = ""
-        if self.at_name() and not self._at_database_option():
-            name = f" {self.name()}"
-        options = self.database_options()
+        if cursor.at_name() and not self._at_database_option():
+            name = f" {cursor.name()}"
+        options = self._options.database_options()
         if not options:
-            self.fail("an option of a database")
+            cursor.fail("an option of a database")
         if all(option.kind == "placement" for option in options):
             return ""
         return "".join([f"ALTER DATABASE{name}", *(f" {option.text}" for option in options)])
 
     def _at_database_option(self) -> bool:
         """Whether a word that may also be a name begins an option: it does if no other option follows it."""
-        if not self.at_any("CHARSET", "ENCRYPTION", "PLACEMENT"):
+        cursor = self._cursor
+        if not cursor.at_any("CHARSET", "ENCRYPTION", "PLACEMENT"):
             return False
-        following = self.ahead()
+        following = cursor.ahead()
         return following.key not in ("CHARSET", "CHARACTER", "CHAR", "COLLATE", "DEFAULT", "PLACEMENT", "SET")
 
     # --- drop, rename, truncate -------------------------------------------------------------------------
 
     def _drop_any(self) -> str:
-        self.need("DROP")
-        if self.take("DATABASE"):
-            return f"DROP DATABASE {self.if_exists()}{self.name()}"
-        if self.take("INDEX"):
-            exists = "/*T! IF EXISTS  */" if self.if_exists() else ""
-            name = self.name()
-            self.need("ON")
-            return f"DROP INDEX {exists}{name} ON {self.table_name()}{self.lock_and_algorithm()}"
-        if self.take("SEQUENCE"):
-            return f"DROP SEQUENCE {self.if_exists()}{', '.join(self.listed(self.table_name))}"
-        if self.take("PLACEMENT", "POLICY"):
-            return f"/*T![placement] DROP PLACEMENT POLICY {self.if_exists()}{self.name()} */"
-        if self.take("RESOURCE", "GROUP"):
-            return f"/*T![resource_group] DROP RESOURCE GROUP {self.if_exists()}{self.group_name()} */"
-        if self.take("VIEW"):
+        cursor = self._cursor
+        cursor.need("DROP")
+        if cursor.take("DATABASE"):
+            return f"DROP DATABASE {cursor.if_exists()}{cursor.name()}"
+        if cursor.take("INDEX"):
+            exists = "/*T! IF EXISTS  */" if cursor.if_exists() else ""
+            name = cursor.name()
+            cursor.need("ON")
+            return (
+                f"DROP INDEX {exists}{name} ON {cursor.table_name()}{self._alter_table.lock_and_algorithm()}"
+            )
+        if cursor.take("SEQUENCE"):
+            return f"DROP SEQUENCE {cursor.if_exists()}{', '.join(cursor.listed(cursor.table_name))}"
+        if cursor.take("PLACEMENT", "POLICY"):
+            return f"/*T![placement] DROP PLACEMENT POLICY {cursor.if_exists()}{cursor.name()} */"
+        if cursor.take("RESOURCE", "GROUP"):
+            exists, name = cursor.if_exists(), self._sequences.group_name()
+            return f"/*T![resource_group] DROP RESOURCE GROUP {exists}{name} */"
+        if cursor.take("VIEW"):
             what = "VIEW"
         else:
-            what = "GLOBAL TEMPORARY " if self.take("GLOBAL", "TEMPORARY") else ""
-            what = "TEMPORARY " if not what and self.take("TEMPORARY") else what
-            self.need_any("TABLE", "TABLES")
+            what = "GLOBAL TEMPORARY " if cursor.take("GLOBAL", "TEMPORARY") else ""
+            what = "TEMPORARY " if not what and cursor.take("TEMPORARY") else what
+            cursor.need_any("TABLE", "TABLES")
             what += "TABLE"
-        text = f"DROP {what} {self.if_exists()}{', '.join(self.listed(self.table_name))}"
-        self.take_any("RESTRICT", "CASCADE")
+        text = f"DROP {what} {cursor.if_exists()}{', '.join(cursor.listed(cursor.table_name))}"
+        cursor.take_any("RESTRICT", "CASCADE")
         return text
 
     def _rename_tables(self) -> str:
-        self.need("RENAME", "TABLE")
-        return f"RENAME TABLE {', '.join(self.listed(self._renamed_table))}"
+        cursor = self._cursor
+        cursor.need("RENAME", "TABLE")
+        return f"RENAME TABLE {', '.join(cursor.listed(self._renamed_table))}"
 
     def _renamed_table(self) -> str:
-        old = self.table_name()
-        self.need("TO")
-        return f"{old} TO {self.table_name()}"
+        cursor = self._cursor
+        old = cursor.table_name()
+        cursor.need("TO")
+        return f"{old} TO {cursor.table_name()}"
 
     def _truncate(self) -> str:
-        self.need("TRUNCATE")
-        self.take("TABLE")
-        return f"TRUNCATE TABLE {self.table_name()}"
+        cursor = self._cursor
+        cursor.need("TRUNCATE")
+        cursor.take("TABLE")
+        return f"TRUNCATE TABLE {cursor.table_name()}"
 
     # --- recover and flashback --------------------------------------------------------------------------
 
     def _recover(self) -> str:
-        self.need("RECOVER", "TABLE")
-        if self.take("BY", "JOB"):
-            return f"RECOVER TABLE BY JOB {self.uint()}"
-        text = f"RECOVER TABLE {self.table_name()}"
-        number = self.uint() if self.token.kind is TokenKind.INT else "0"
+        cursor = self._cursor
+        cursor.need("RECOVER", "TABLE")
+        if cursor.take("BY", "JOB"):
+            return f"RECOVER TABLE BY JOB {cursor.uint()}"
+        text = f"RECOVER TABLE {cursor.table_name()}"
+        number = cursor.uint() if cursor.token.kind is TokenKind.INT else "0"
         return f"{text} {number}" if number != "0" else text
 
     def _flashback(self) -> str:
-        self.need("FLASHBACK")
-        if self.take("CLUSTER"):
-            return f"FLASHBACK CLUSTER{self._moment() or self.fail('TO TIMESTAMP or TO TSO')}"
-        if self.take("DATABASE"):
-            text = f"FLASHBACK DATABASE {self.name()}"
+        cursor = self._cursor
+        cursor.need("FLASHBACK")
+        if cursor.take("CLUSTER"):
+            return f"FLASHBACK CLUSTER{self._moment() or cursor.fail('TO TIMESTAMP or TO TSO')}"
+        if cursor.take("DATABASE"):
+            text = f"FLASHBACK DATABASE {cursor.name()}"
         else:
-            self.need("TABLE")
-            text = f"FLASHBACK TABLE {', '.join(self.listed(self.table_name))}"
+            cursor.need("TABLE")
+            text = f"FLASHBACK TABLE {', '.join(cursor.listed(cursor.table_name))}"
         moment = self._moment()
-        if not moment and self.take("TO"):
-            moment = f" TO {self.name()}"
+        if not moment and cursor.take("TO"):
+            moment = f" TO {cursor.name()}"
         return text + moment
 
     def _moment(self) -> str:
-        if self.at("TO", "TIMESTAMP") and self.ahead(2).kind is TokenKind.STRING:
-            self.need("TO", "TIMESTAMP")
-            return f" TO TIMESTAMP {self.bare_string()}"
-        if self.at("TO", "TSO") and self.ahead(2).kind is TokenKind.INT:
-            self.need("TO", "TSO")
-            return f" TO TSO {self.uint()}"
+        cursor = self._cursor
+        if cursor.at("TO", "TIMESTAMP") and cursor.ahead(2).kind is TokenKind.STRING:
+            cursor.need("TO", "TIMESTAMP")
+            return f" TO TIMESTAMP {self._sequences.bare_string()}"
+        if cursor.at("TO", "TSO") and cursor.ahead(2).kind is TokenKind.INT:
+            cursor.need("TO", "TSO")
+            return f" TO TSO {cursor.uint()}"
         return ""

@@ -48,6 +48,12 @@ FEATURES: Final = frozenset(
 )
 """The comments `/*T![feature] ... */` that are part of the statement."""
 
+SET_OPERATORS: Final = ("UNION", "EXCEPT", "INTERSECT")
+"""Words between two queries."""
+
+NOW: Final = ("CURRENT_TIMESTAMP", "LOCALTIME", "LOCALTIMESTAMP", "NOW")
+"""Words for the current time as the default of a column."""
+
 _SIMPLE_UNITS: Final = ("MICROSECOND", "SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR")
 
 TIMESTAMP_UNITS: Final = {unit: unit for unit in _SIMPLE_UNITS} | {
