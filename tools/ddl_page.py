@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tidegate.mounter.ddl_rules import EMITTED_BY_TICDC, RULES, Outcome, Rule
+from tidegate.mounter.ddl_rules import EMITTED_BY_TICDC, RULES, DdlOutcome, Rule
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "formats" / "ddl.md"
 
@@ -112,7 +112,7 @@ def page() -> str:
     """The whole page."""
     lines = ["| code | job | sent to targets | spans | rows |", "|---|---|---|---|---|"]
     lines += [_line(action, rule) for action, rule in sorted(RULES.items())]
-    counts = [(o, sum(r.handling.outcome is o for r in RULES.values())) for o in Outcome]
+    counts = [(o, sum(r.handling.outcome is o for r in RULES.values())) for o in DdlOutcome]
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts)
     beyond = ", ".join(str(a) for a in sorted(_sent() - EMITTED_BY_TICDC))
     note = f"\n{summary}. Sent by Tidegate and not by TiCDC: {beyond}. There is no action 66.\n"
@@ -120,17 +120,17 @@ def page() -> str:
 
 
 def _sent() -> set[int]:
-    return {action for action, rule in RULES.items() if rule.handling.outcome is Outcome.EVENT}
+    return {action for action, rule in RULES.items() if rule.handling.outcome is DdlOutcome.EVENT}
 
 
 def _line(action: int, rule: Rule) -> str:
     match rule.handling.outcome:
-        case Outcome.EVENT:
+        case DdlOutcome.EVENT:
             sent = rule.handling.query
             spans = str(rule.spans)
-        case Outcome.IGNORED:
+        case DdlOutcome.IGNORED:
             sent, spans = f"nothing: {rule.note}", ""
-        case Outcome.REFUSED:
+        case DdlOutcome.REFUSED:
             sent, spans = f"**refused**: {rule.note}", ""
     return f"| {action} | {rule.name} | {sent} | {spans} | {rule.rows} |"
 

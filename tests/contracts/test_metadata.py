@@ -15,11 +15,11 @@ import pytest
 from tidegate.control.metadata import (
     Compare,
     Delete,
+    GuardedWrites,
     KeyValue,
     MetadataStore,
-    Outcome,
     Put,
-    Transaction,
+    WriteResult,
 )
 from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.metadata import EtcdMetadata
@@ -33,7 +33,9 @@ class OneAtATime(Etcd):
 
     turn = Lock()
 
-    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete], lease: int = 0) -> Outcome:
+    def transact(
+        self, guards: Sequence[Compare], writes: Sequence[Put | Delete], lease: int = 0
+    ) -> WriteResult:
         with self.turn:
             return super().transact(guards, writes, lease)
 
@@ -142,12 +144,12 @@ def test_of_transactions_at_once_each_has_guards_and_a_revision_of_its_own(store
     mine = Compare(key("owner"), mod_revision=made)
     outcomes = store.transact_all(
         [
-            Transaction((mine,), (Put(key("a"), b"1"),)),
-            Transaction((Compare(key("a"), mod_revision=0),), (Put(key("b"), b"never"),)),
-            Transaction((mine,), (Put(key("a"), b"2"), Put(key("c"), b"2"))),
-            Transaction((), (Put(key("owner"), b"another"),)),
-            Transaction((mine,), (Put(key("a"), b"3"),)),
-            Transaction((), (Delete(key("c")),)),
+            GuardedWrites((mine,), (Put(key("a"), b"1"),)),
+            GuardedWrites((Compare(key("a"), mod_revision=0),), (Put(key("b"), b"never"),)),
+            GuardedWrites((mine,), (Put(key("a"), b"2"), Put(key("c"), b"2"))),
+            GuardedWrites((), (Put(key("owner"), b"another"),)),
+            GuardedWrites((mine,), (Put(key("a"), b"3"),)),
+            GuardedWrites((), (Delete(key("c")),)),
         ]
     )
     assert [one.succeeded for one in outcomes] == [True, False, True, True, False, True]

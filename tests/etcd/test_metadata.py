@@ -21,8 +21,8 @@ from tests.kvclient.test_tls import certified
 from tidegate.control.metadata import (
     Compare,
     Delete,
+    GuardedWrites,
     Put,
-    Transaction,
 )
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.etcd import client as client_module
@@ -44,7 +44,7 @@ def key() -> str:
 
 
 def lose_the_answer(
-    line: Line, store: EtcdMetadata, transactions: list[Transaction], is_done: Callable[[], bool]
+    line: Line, store: EtcdMetadata, transactions: list[GuardedWrites], is_done: Callable[[], bool]
 ) -> list[Any]:
     """The transactions' outcomes, where the first attempt is carried out and its answers do not arrive."""
     store.get("/")  # the connection is open
@@ -66,14 +66,14 @@ def test_a_write_whose_answer_is_lost_was_ours(etcd: str, line: Line, key: str) 
     store.transact([], [Delete(key)])  # it knows the key, and need not read it first
     absent = Compare(key, mod_revision=0)
     (outcome,) = lose_the_answer(
-        line, store, [Transaction((absent,), (Put(key, b"ours"),))], lambda: direct.get(key) is not None
+        line, store, [GuardedWrites((absent,), (Put(key, b"ours"),))], lambda: direct.get(key) is not None
     )
     found = direct.get(key)
     assert found is not None
     assert (outcome.succeeded, outcome.revision) == (True, found.mod_revision)
     guard = Compare(key, mod_revision=found.mod_revision)
     (outcome,) = lose_the_answer(
-        line, store, [Transaction((guard,), (Delete(key),))], lambda: direct.get(key) is None
+        line, store, [GuardedWrites((guard,), (Delete(key),))], lambda: direct.get(key) is None
     )
     assert outcome.succeeded
     assert direct.get(key) is None
@@ -131,7 +131,7 @@ def test_the_next_endpoint_is_asked_when_one_does_not_answer(etcd: str, line: Li
     line.close()
     store = EtcdMetadata(EtcdClient(f"{line.endpoint},{etcd}"))
     assert store.transact([], [Put(key, b"1")]).succeeded
-    found = store.transact_all([Transaction((), (Put(key + str(n), b"1"),)) for n in range(8)])
+    found = store.transact_all([GuardedWrites((), (Put(key + str(n), b"1"),)) for n in range(8)])
     assert all(one.succeeded for one in found)
 
 

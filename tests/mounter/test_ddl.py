@@ -15,7 +15,7 @@ from tidegate.mounter import ddl, ddl_early, ddl_events
 from tidegate.mounter.ddl_admission import admit, concerned
 from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
 from tidegate.mounter.ddl_partitions import REORGANISATIONS
-from tidegate.mounter.ddl_rules import EARLY, EMITTED_BY_TICDC, RULES, Handling, Outcome, Spans
+from tidegate.mounter.ddl_rules import EARLY, EMITTED_BY_TICDC, RULES, DdlOutcome, Handling, Spans
 from tidegate.mounter.ddl_transition import EmittedDdl
 from tidegate.mounter.schema_store import Applied, SchemaStore
 from tidegate.tidb import keys, table_info
@@ -175,7 +175,7 @@ def test_golden_filters_let_pass_what_ticdc_sends(case: str) -> None:
 def test_every_action_of_tidb_has_a_rule_and_every_refusal_a_way_out() -> None:
     assert set(range(1, 79)) - {66} == set(RULES)
     for rule in RULES.values():
-        assert bool(rule.note) == (rule.handling.outcome is not Outcome.EVENT)
+        assert bool(rule.note) == (rule.handling.outcome is not DdlOutcome.EVENT)
 
 
 @pytest.mark.golden
@@ -189,7 +189,7 @@ def test_targets_get_the_kinds_that_ticdc_sends_and_two_more() -> None:
 def _compare_kinds(types: dict[str, Any]) -> None:
     emitted = {action for action, discarded, _ in types["answers"] if not discarded}
     assert emitted == EMITTED_BY_TICDC
-    ours = {action for action, rule in RULES.items() if rule.handling.outcome is Outcome.EVENT}
+    ours = {action for action, rule in RULES.items() if rule.handling.outcome is DdlOutcome.EVENT}
     assert ours - emitted == {48, 63}
     assert emitted <= ours
     assert all(discarded for action, discarded, _ in types["answers"] if action not in RULES)

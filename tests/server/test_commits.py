@@ -13,9 +13,9 @@ import pytest
 
 from tidegate.control.metadata import (
     Compare,
-    Outcome,
+    GuardedWrites,
     Put,
-    Transaction,
+    WriteResult,
 )
 from tidegate.errors import TidegateError
 from tidegate.server.commits import Commits
@@ -29,7 +29,7 @@ class Counting(SqliteMetadata):
         super().__init__(path)
         self.commits = 0
 
-    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+    def transact_all(self, asked: Sequence[GuardedWrites]) -> list[WriteResult]:
         self.commits += 1
         return super().transact_all(asked)
 
@@ -41,11 +41,11 @@ def metadata(tmp_path: Path) -> Iterator[Counting]:
     store.close()
 
 
-def put(key: str, value: bytes = b"", *guards: Compare) -> Transaction:
-    return Transaction(guards, (Put(key, value),))
+def put(key: str, value: bytes = b"", *guards: Compare) -> GuardedWrites:
+    return GuardedWrites(guards, (Put(key, value),))
 
 
-def answers(metadata: SqliteMetadata, *asked: Transaction, cancelled: int = -1) -> list[Any]:
+def answers(metadata: SqliteMetadata, *asked: GuardedWrites, cancelled: int = -1) -> list[Any]:
     """Those of transactions that are all asked for while the store's thread is busy."""
 
     async def scenario(disk: ThreadPoolExecutor) -> list[Any]:

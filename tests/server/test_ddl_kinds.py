@@ -14,7 +14,7 @@ from tests.server.test_capture import Running, check_order
 
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.schema import Kind
-from tidegate.mounter.ddl_rules import RULES, Outcome
+from tidegate.mounter.ddl_rules import RULES, DdlOutcome
 from tidegate.tidb import keys, row
 from tidegate.tidb.sql.restore import outgoing
 from tidegate.tikv.server import EmbeddedUpstream
@@ -92,7 +92,7 @@ def script() -> tuple[Script, int]:
     made.job(3, "create table t1", emitted="create table t1")
     made.row(made.table_id, "d1.t1")
     for action, rule in RULES.items():
-        if rule.handling.outcome is Outcome.IGNORED:
+        if rule.handling.outcome is DdlOutcome.IGNORED:
             made.job(action, f"{rule.name}, which is nothing to targets")
             made.row(made.table_id, "d1.t1")
     for action in (9, 10, 37, 38, 48):

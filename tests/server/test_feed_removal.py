@@ -23,9 +23,9 @@ from tidegate.control.grants import (
 from tidegate.control.metadata import (
     FeedId,
     FeedInfo,
-    Outcome,
+    GuardedWrites,
     Put,
-    Transaction,
+    WriteResult,
     feed_key,
     floor_key,
     grant_key,
@@ -149,10 +149,10 @@ def test_a_late_write_of_a_deleted_grant_is_refused(
 ) -> None:
     """A write without an answer is sent again. Its first attempt may arrive when the grant is deleted."""
     node = make_node()
-    sent: list[Sequence[Transaction]] = []
+    sent: list[Sequence[GuardedWrites]] = []
     transact_all = node.metadata.transact_all
 
-    def noted(asked: Sequence[Transaction]) -> list[Outcome]:
+    def noted(asked: Sequence[GuardedWrites]) -> list[WriteResult]:
         sent.append(asked)
         return transact_all(asked)
 

@@ -18,10 +18,10 @@ from tidegate.control.gc import History, Hold
 from tidegate.control.grants import CAPTURES_MAX, Grant
 from tidegate.control.metadata import (
     FeedId,
+    GuardedWrites,
     MetadataStore,
-    Outcome,
     Put,
-    Transaction,
+    WriteResult,
     format_key,
     grant_key,
 )
@@ -160,7 +160,7 @@ class Unanswered(SqliteMetadata):
 
     silent = False
 
-    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+    def transact_all(self, asked: Sequence[GuardedWrites]) -> list[WriteResult]:
         outcomes = super().transact_all(asked)
         if self.silent:
             raise Retryable("etcd does not answer")

@@ -17,7 +17,7 @@ from tidegate.control.messages import Dispatch, Header, Wish
 from tidegate.control.metadata import FeedId
 from tidegate.control.processor import Processor
 from tidegate.eventstore import store_view
-from tidegate.eventstore.manifest import Frontier
+from tidegate.eventstore.manifest import StoreFrontier
 from tidegate.eventstore.order import Entry, block_of
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
@@ -169,7 +169,7 @@ def opened(store: Path, span: str, *, bound: int) -> tuple[Processor, Arrivals]:
     return machine, arrivals
 
 
-def advance(arrivals: Arrivals, frontier: Frontier) -> None:
+def advance(arrivals: Arrivals, frontier: StoreFrontier) -> None:
     arrivals.advance_idle(frontier, arrivals.lifted(frontier))
 
 

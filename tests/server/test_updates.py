@@ -21,9 +21,9 @@ from tidegate.config.values import REDACTED
 from tidegate.control.metadata import (
     FeedId,
     FeedStatus,
-    Outcome,
+    GuardedWrites,
     Put,
-    Transaction,
+    WriteResult,
     feed_key,
 )
 from tidegate.errors import InvalidInput
@@ -286,7 +286,7 @@ def test_rows_of_a_table_without_ddl_wait_until_its_arrival_is_stored(
     metadata, proceed = capture.capture.node.metadata, threading.Event()
     transact_all = metadata.transact_all
 
-    def held(asked: Sequence[Transaction]) -> list[Outcome]:
+    def held(asked: Sequence[GuardedWrites]) -> list[WriteResult]:
         if any("/changefeed/status/" in write.key for one in asked for write in one.writes):
             assert proceed.wait(120)
         return transact_all(asked)

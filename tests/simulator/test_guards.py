@@ -21,7 +21,7 @@ from tidegate.control.barrier import Barrier
 from tidegate.etcd.session import LocalLease
 from tidegate.server.peers import Peer
 from tidegate.simulator.guards import GUARDS
-from tidegate.simulator.run import Outcome, Simulation
+from tidegate.simulator.run import RunOutcome, Simulation
 from tidegate.simulator.scenarios import SCENARIOS, Scenario
 
 SEEDS = 200
@@ -67,7 +67,7 @@ HARMLESS = {
 """Guards that neither the explorer nor a simulation needs alone, and why."""
 
 
-def without(case: Case, seeds: Iterable[int] = range(SEEDS)) -> Outcome | None:
+def without(case: Case, seeds: Iterable[int] = range(SEEDS)) -> RunOutcome | None:
     """The first outcome with a violation."""
     with ExitStack() as patches:
         for where, name, instead in (WITHOUT[one] for one in case.guards if one not in GUARDS):

@@ -67,7 +67,8 @@ def misnamed(given: dict[str, Rule], found: Iterator[tuple[str, str]]) -> list[s
     wrong = []
     for module, name in found:
         parts = re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+", name)
-        for part in {part.casefold().removesuffix("s") for part in parts} & given.keys():
+        words = {part.casefold() for part in parts}
+        for part in (words | {word.removesuffix("s") for word in words}) & given.keys():
             places = given[part].alone if len(parts) == 1 else given[part].longer
             if module not in places:
                 wrong.append(f"{module}:{name}")

@@ -15,7 +15,7 @@ from tidegate.log import redact
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tidegate.sink.quarantine import Outcome, QuarantineLine
+    from tidegate.sink.quarantine import DecodeOutcome, QuarantineLine
 
 IMAGES: Final = ("key", "value", "old_value")
 WHY_SHOWN: Final = 100
@@ -120,13 +120,13 @@ def _short(value: Any, most: int) -> str:
     return cell(value)
 
 
-def as_json_line(kept: QuarantineLine, outcome: Outcome) -> str:
+def as_json_line(kept: QuarantineLine, outcome: DecodeOutcome) -> str:
     """Return the entry, decoded again, as one line of JSON."""
     body = {**brief(kept), "good": outcome.good, "what": redact(outcome.what), "rows": outcome.rows}
     return json.dumps(body, default=plain)
 
 
-def in_words(kept: QuarantineLine, outcome: Outcome) -> str:
+def in_words(kept: QuarantineLine, outcome: DecodeOutcome) -> str:
     """Return the entry, decoded again, for people: a line, and one for each row."""
     where = kept.entry["where"] if kept.entry is not None else {}
     head = f"entry {kept.number}  {escaped(place_words(where))}"

@@ -13,7 +13,7 @@ from tidegate.cli.client import reported
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tidegate.simulator.run import Outcome
+    from tidegate.simulator.run import RunOutcome
     from tidegate.simulator.summary import Summary
 
 TIMES: Final = (
@@ -56,7 +56,7 @@ def simulate(
     _print_summary(console, scenario, seed, total, time.perf_counter() - began)
 
 
-def _watched(outcomes: Iterable[Outcome], count: int) -> Iterable[Outcome]:
+def _watched(outcomes: Iterable[RunOutcome], count: int) -> Iterable[RunOutcome]:
     """Show a progress bar if there are many outcomes and a terminal."""
     from rich.console import Console
     from rich.progress import track
@@ -79,7 +79,7 @@ def _print_lines(console: Console, lines: Iterable[str]) -> None:
         console.print(Text(line, style=style))
 
 
-def _print_violation(console: Console, outcome: Outcome, *, with_lines: bool) -> None:
+def _print_violation(console: Console, outcome: RunOutcome, *, with_lines: bool) -> None:
     from rich.text import Text
 
     if with_lines:

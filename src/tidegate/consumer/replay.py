@@ -30,7 +30,7 @@ from tidegate.consumer.target import Name, TableChanges
 from tidegate.consumer.topic_decoder import TopicDecoder
 from tidegate.errors import TidegateError
 from tidegate.model.cells import DELETE, INSERT, UPDATE
-from tidegate.sink.quarantine import Outcome, still_bad
+from tidegate.sink.quarantine import DecodeOutcome, still_bad
 
 KINDS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
 
@@ -50,7 +50,7 @@ class Tables:
 class Replayed:
     """The result for one entry."""
 
-    outcome: Outcome
+    outcome: DecodeOutcome
     changes: tuple[TableChanges, ...] = ()
     """How its rows would change their tables; empty unless the whole entry is good and the tables are
     known."""
@@ -83,7 +83,9 @@ def _message(entry: Mapping[str, Any], decoder: TopicDecoder, tables: Tables | N
     changes = tuple(change for one in found for change in one.changes)
     notes = [one.outcome.what for one in found if one.outcome.what]
     notes += [text for piece in pieces for text in _events(piece)]
-    return Replayed(Outcome(True, "; ".join(notes) or ("" if rows else "it holds nothing"), rows), changes)
+    return Replayed(
+        DecodeOutcome(True, "; ".join(notes) or ("" if rows else "it holds nothing"), rows), changes
+    )
 
 
 def _events(piece: Decoded) -> Iterator[str]:
@@ -98,7 +100,7 @@ def _table(table: DecodedTable, entry: Mapping[str, Any], tables: Tables | None)
     if tables is None or name not in tables.definitions:
         shown = tuple({k: v for k, v in row.items() if k != "offset"} for row in describe(Decoded([table])))
         what = "" if tables is None else f"the target has no table {table.schema}.{table.table}"
-        return Replayed(Outcome(True, what, shown))
+        return Replayed(DecodeOutcome(True, what, shown))
     known = tables.definitions[name]
     return _fitted(known, staged_batch(table, whole=bool(known.soft_delete)), entry, tables)
 
@@ -160,7 +162,7 @@ def _fitted(known: Definition, batch: pa.RecordBatch, entry: Mapping[str, Any], 
         if known.keys
         else net_bag(changes)
     )
-    return Replayed(Outcome(True, "", tuple(_shown(known, changes))), (TableChanges(known, effect),))
+    return Replayed(DecodeOutcome(True, "", tuple(_shown(known, changes))), (TableChanges(known, effect),))
 
 
 def _misfit(known: Definition, batch: pa.RecordBatch, zone: str) -> str:

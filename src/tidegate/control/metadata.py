@@ -78,14 +78,14 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WriteResult:
     """Whether all guards were true, and the store's revision afterwards."""
 
     succeeded: bool
     revision: int
 
 
-class Transaction(NamedTuple):
+class GuardedWrites(NamedTuple):
     """All writes are applied if all guards are true, otherwise none."""
 
     guards: tuple[Compare, ...]
@@ -105,11 +105,11 @@ class MetadataStore(Protocol):
         """All keys that begin with `prefix`, in key order."""
         ...
 
-    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
+    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> WriteResult:
         """Apply all writes at one new revision if all guards are true, otherwise none."""
         ...
 
-    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+    def transact_all(self, asked: Sequence[GuardedWrites]) -> list[WriteResult]:
         """Apply transactions in order, each at a revision of its own.
 
         If this or `transact` raises, each transaction may have been applied or not, because the answer may be

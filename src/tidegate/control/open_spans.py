@@ -17,7 +17,7 @@ from tidegate.tidb.keys import stripe_ids
 
 
 @dataclass(slots=True)
-class SpanProgress:
+class OpenSpan:
     """An open span, and the ts up to which it is durable."""
 
     task: SpanTask
@@ -30,12 +30,12 @@ class OpenSpans:
     def __init__(self) -> None:
         self.is_open = False
         """Whether the spans at the checkpoint are known."""
-        self._spans: dict[str, SpanProgress] = {}
+        self._spans: dict[str, OpenSpan] = {}
 
     def open(self, checkpoint: int, tasks: Iterable[SpanTask]) -> None:
         """Begin with the spans that are wanted at a checkpoint."""
         self.is_open = True
-        self._spans = {task.id: SpanProgress(task, max(checkpoint, task.start_ts)) for task in tasks}
+        self._spans = {task.id: OpenSpan(task, max(checkpoint, task.start_ts)) for task in tasks}
 
     def close(self) -> None:
         """Forget all spans."""
@@ -66,7 +66,7 @@ class OpenSpans:
         if held is not None:  # a stripe, of which other tables are wanted from now on
             held.task = task
         else:
-            self._spans[task.id] = SpanProgress(task, start_ts)
+            self._spans[task.id] = OpenSpan(task, start_ts)
 
     def remove(self, name: str) -> None:
         """End a span that a DDL removes."""

@@ -18,10 +18,10 @@ from typing import Any, Final
 from tidegate.control.metadata import (
     Compare,
     Delete,
+    GuardedWrites,
     KeyValue,
-    Outcome,
     Put,
-    Transaction,
+    WriteResult,
 )
 from tidegate.errors import Fatal
 from tidegate.etcd.client import EtcdClient, Unanswered
@@ -67,15 +67,15 @@ class EtcdMetadata:
             revision = revision or int(page.header.revision)
             at = page.kvs[-1].key + b"\0"
 
-    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
+    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> WriteResult:
         """Apply all writes at one new revision if all guards hold, otherwise none."""
         return self._through(
-            Transaction(tuple(guards), tuple(writes)), self._request(guards, writes), unsure=False
+            GuardedWrites(tuple(guards), tuple(writes)), self._request(guards, writes), unsure=False
         )
 
-    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+    def transact_all(self, asked: Sequence[GuardedWrites]) -> list[WriteResult]:
         """Run transactions as if one after the other. If it raises, each may have been applied or not."""
-        outcomes: list[Outcome] = []
+        outcomes: list[WriteResult] = []
         for group in _apart(asked):
             requests = [self._request(one.guards, one.writes) for one in group]
             answers = self.client.try_txns(requests)
@@ -93,7 +93,7 @@ class EtcdMetadata:
         """Close the connections."""
         self.client.close()
 
-    def _through(self, asked: Transaction, request: Any, *, unsure: bool) -> Outcome:
+    def _through(self, asked: GuardedWrites, request: Any, *, unsure: bool) -> WriteResult:
         """Repeat a transaction until its outcome is known. `unsure`: an earlier attempt was not answered."""
         state = [unsure]
 
@@ -137,12 +137,12 @@ class EtcdMetadata:
             failure=[pb.RequestOp(request_range=pb.RangeRequest(key=key.encode())) for key in looked_at],
         )
 
-    def _judge(self, asked: Transaction, answer: Any, *, unsure: bool) -> Outcome | None:
+    def _judge(self, asked: GuardedWrites, answer: Any, *, unsure: bool) -> WriteResult | None:
         """The outcome of a transaction; None: a written key had another revision than we knew."""
         revision = int(answer.header.revision)
         if answer.succeeded:
             self._remember((write.key, revision if isinstance(write, Put) else 0) for write in asked.writes)
-            return Outcome(True, revision)
+            return WriteResult(True, revision)
         found = {
             one.key: one
             for part in answer.responses
@@ -155,8 +155,8 @@ class EtcdMetadata:
         )
         # An earlier attempt may have been applied, and this one has then failed because of it.
         if unsure and (done := _done_at(asked.writes, found, revision)):
-            return Outcome(True, done)
-        return None if all(_holds(guard, found) for guard in asked.guards) else Outcome(False, revision)
+            return WriteResult(True, done)
+        return None if all(_holds(guard, found) for guard in asked.guards) else WriteResult(False, revision)
 
     def _remember(self, revisions: Iterable[tuple[str, int]]) -> None:
         with self._lock:
@@ -171,9 +171,9 @@ def shared(place: str) -> EtcdMetadata:
     return EtcdMetadata(EtcdClient(place.removeprefix(SCHEME), patience_s=PROOF_S))
 
 
-def _apart(asked: Sequence[Transaction]) -> Iterable[list[Transaction]]:
+def _apart(asked: Sequence[GuardedWrites]) -> Iterable[list[GuardedWrites]]:
     """Groups of transactions that may run at once: none writes a key that another writes or compares."""
-    group: list[Transaction] = []
+    group: list[GuardedWrites] = []
     written: set[str] = set()
     compared: set[str] = set()
     for one in asked:

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.disk import writing
-from tidegate.eventstore.manifest import Frontier
+from tidegate.eventstore.manifest import StoreFrontier
 from tidegate.eventstore.records import replace_file
 from tidegate.eventstore.segment import Durability
 from tidegate.model.timestamp import Timestamp
@@ -109,14 +109,14 @@ class FloorReader:
         self._path = store / FLOORS
         self._name = str(self._path)
         self._mapped: _Mapped | None = None
-        self._read: tuple[int, bytes, Frontier] | None = None
+        self._read: tuple[int, bytes, StoreFrontier] | None = None
         """The inode and bytes of the page that was read last, and the frontier made from it."""
 
-    def read(self) -> Frontier:
+    def read(self) -> StoreFrontier:
         """All floors, in one pass over memory; empty while there is no page."""
         mapped = self._current()
         if mapped is None:
-            return Frontier({}, (), ())
+            return StoreFrontier({}, (), ())
         page = mapped.entries.tobytes()
         before = self._read
         if before is not None and before[0] == mapped.inode and before[1] == page:
@@ -126,7 +126,7 @@ class FloorReader:
         # A span was added or removed; only then is the index made again.
         if not np.array_equal(entries[:, 0], mapped.ids):
             places = self._remember(mapped, entries[:, 0].copy()).places
-        found = Frontier(places, entries[:, 1].tolist(), entries[:, 2].tolist())
+        found = StoreFrontier(places, entries[:, 1].tolist(), entries[:, 2].tolist())
         if entries.tobytes() == page:  # otherwise a writer was active, and `found` is newer than `page`
             self._read = mapped.inode, page, found
         return found
@@ -152,17 +152,17 @@ class FloorReader:
         others = b"" if all(places) else mapped.entries[:, 0].tobytes()
         return mapped.inode, mapped.entries[places, 2].tobytes(), others
 
-    def of(self, span_id: str) -> Frontier:
+    def of(self, span_id: str) -> StoreFrontier:
         """The floor of one span; usually reads only its entry."""
         mapped = self._current()
         if mapped is None:
-            return Frontier({}, (), ())
+            return StoreFrontier({}, (), ())
         place = mapped.places.get(span_id)
         # The entry may have been freed and taken by another span since the index was made.
         if place is None or _name(int(mapped.entries[place, 0])) != span_id:
             return self.read()
         entries = settled(mapped.entries[place : place + 1])
-        return Frontier({span_id: 0}, entries[:, 1].tolist(), entries[:, 2].tolist())
+        return StoreFrontier({span_id: 0}, entries[:, 1].tolist(), entries[:, 2].tolist())
 
     def _current(self) -> _Mapped | None:
         """The page that the path leads to now; None if there is none."""

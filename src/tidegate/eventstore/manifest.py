@@ -108,7 +108,7 @@ class Manifest:
         return replace(self, segments=kept).restarted(ts)
 
 
-class Frontier(Mapping[str, Timestamp]):
+class StoreFrontier(Mapping[str, Timestamp]):
     """Span id -> resolved ts from the page of floors, with the manifest version that each of them names."""
 
     def __init__(self, places: Mapping[str, int], floors: Sequence[int], versions: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore import damage
 from tidegate.eventstore.floors import FloorReader, PageMark
-from tidegate.eventstore.manifest import Frontier, Manifest, ManifestReader, load_manifest
+from tidegate.eventstore.manifest import Manifest, ManifestReader, StoreFrontier, load_manifest
 from tidegate.eventstore.records import Torn
 from tidegate.eventstore.segment import BlockInfo, DamagedSegment, SegmentInfo, tables_in
 from tidegate.model.span import Span
@@ -35,7 +35,7 @@ Wanted: TypeAlias = tuple[int, int]
 class Lifted(Mapping[str, Timestamp]):
     """A frontier in which some floors are replaced by higher ones, without copying the others."""
 
-    def __init__(self, frontier: Frontier, higher: Mapping[str, Timestamp]) -> None:
+    def __init__(self, frontier: StoreFrontier, higher: Mapping[str, Timestamp]) -> None:
         self._frontier, self._higher = frontier, higher
 
     def __getitem__(self, span_id: str) -> Timestamp:
@@ -63,10 +63,10 @@ def _floors(store: Path | str) -> FloorReader:
     return FloorReader(Path(store))
 
 
-def read_frontier(store: Path | str) -> Frontier:
+def read_frontier(store: Path | str) -> StoreFrontier:
     """Span id -> resolved ts, as last published: one pass over mapped memory.
 
-    Each ts is valid only for the manifest version that it names: `Frontier.reach`.
+    Each ts is valid only for the manifest version that it names: `StoreFrontier.reach`.
     """
     return _floors(store).read()
 
@@ -100,7 +100,7 @@ def reach_of(manifest: Manifest, wanted: Wanted) -> Timestamp:
 
 
 def lifted(
-    frontier: Frontier,
+    frontier: StoreFrontier,
     wanted: Mapping[str, Wanted],
     now: Timestamp,
     manifest_of: Callable[[str], Manifest | None],

@@ -33,9 +33,11 @@ class Handling(StrEnum):
     REFUSE = "refuse"
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> DdlOutcome:
         """How a changefeed handles such a job."""
-        return {Handling.IGNORE: Outcome.IGNORED, Handling.REFUSE: Outcome.REFUSED}.get(self, Outcome.EVENT)
+        return {Handling.IGNORE: DdlOutcome.IGNORED, Handling.REFUSE: DdlOutcome.REFUSED}.get(
+            self, DdlOutcome.EVENT
+        )
 
     @property
     def query(self) -> str:
@@ -43,7 +45,7 @@ class Handling(StrEnum):
         return _QUERIES.get(self, "as written")
 
 
-class Outcome(StrEnum):
+class DdlOutcome(StrEnum):
     """How a changefeed handles a kind of job."""
 
     EVENT = "event"

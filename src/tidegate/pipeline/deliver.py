@@ -41,7 +41,7 @@ from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.schemas import SchemaReader
 from tidegate.pipeline.slots import Slot
 from tidegate.pipeline.stretch import Stretch
-from tidegate.pipeline.transaction import ProgressRecords, Transaction
+from tidegate.pipeline.transaction import ProgressRecords, SinkTransaction
 from tidegate.pipeline.work import Lease, Report, Tell
 from tidegate.sink.base import Description, Domain, Form, SlotTaken, Writer
 from tidegate.tidb.keys import stripe_ids
@@ -169,7 +169,7 @@ class Worker:
         # position is old.
         return begun if begun is not None and begun.commit_ts == ranges[0].after + 1 else None
 
-    def _deliver(self, stretches: list[Stretch], batch: Transaction, tell: Tell) -> None:
+    def _deliver(self, stretches: list[Stretch], batch: SinkTransaction, tell: Tell) -> None:
         for one in stretches:
             if one.is_done:
                 continue
@@ -184,14 +184,14 @@ class Worker:
             if one.conflicts is not None and self._conflicts is not None:
                 self._conflicts.commit(one.name, one.upto, one.conflicts)
 
-    def _commit(self, batch: Transaction, stretches: list[Stretch]) -> None:
         # docs/guarantees.md#nothing-is-lost: durable first. `keep` moves what is reported, and the checkpoint
         # follows from the reports.
+    def _commit(self, batch: SinkTransaction, stretches: list[Stretch]) -> None:
         batch.commit()
         for one in stretches:
             one.keep()
 
-    def _deliver_stretch(self, stretch: Stretch, batch: Transaction) -> Iterator[None]:
+    def _deliver_stretch(self, stretch: Stretch, batch: SinkTransaction) -> Iterator[None]:
         """Write the rest of a stretch. At each yield the transaction may be committed."""
         schemas = None if self.schemas is None else self.schemas.upto(stretch.upto)
         if schemas is not None and self._follows is not None:
@@ -266,11 +266,11 @@ class Worker:
     def _measure_growth(self, block: pa.RecordBatch, encoded: stages.Encoded) -> None:
         self._growth = max(encoded.size / weight(block), GROWTH_MIN)
 
-    def transaction(self, writer: Writer) -> Transaction:
+    def transaction(self, writer: Writer) -> SinkTransaction:
         """A new transaction for a writer of the worker's slot."""
-        return Transaction(writer, self._records, self.clock.now_ms, self.access.beat)
+        return SinkTransaction(writer, self._records, self.clock.now_ms, self.access.beat)
 
-    def slices(self, block: pa.RecordBatch, batch: Transaction) -> Iterator[pa.RecordBatch]:
+    def slices(self, block: pa.RecordBatch, batch: SinkTransaction) -> Iterator[pa.RecordBatch]:
         """The rows of a block in slices, each small enough to be encoded and sent at once."""
         return slices(block, lambda: self._budget(batch.room))
 

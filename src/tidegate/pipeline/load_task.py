@@ -29,7 +29,7 @@ from tidegate.pipeline.damage import keep_damaged, keep_misencoded
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.kept import with_worker
 from tidegate.pipeline.pieces import weight
-from tidegate.pipeline.transaction import Transaction
+from tidegate.pipeline.transaction import SinkTransaction
 from tidegate.pipeline.work import Load, LoadReport, Report
 from tidegate.sink.base import SlotTaken
 
@@ -76,7 +76,7 @@ def _check_granted(share: Sequence[LoadRemainder], granted: Sequence[Span]) -> N
 class Loader:
     """One task's work."""
 
-    def __init__(self, worker: Worker, batch: Transaction, pd: PdClient, task: Load) -> None:
+    def __init__(self, worker: Worker, batch: SinkTransaction, pd: PdClient, task: Load) -> None:
         self._worker, self._batch, self._pd, self._task = worker, batch, pd, task
         self._schemas = None if worker.schemas is None else worker.schemas.upto(task.ts)
         self._until = time.monotonic() + TASK_S

@@ -26,7 +26,7 @@ from tidegate.mounter.ddl_jobs import jobs_in
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.access import QUARANTINE
-from tidegate.sink.quarantine import Outcome, still_bad
+from tidegate.sink.quarantine import DecodeOutcome, still_bad
 from tidegate.tidb import checksum, keys
 
 DDL_SPAN: Final = span_id(keys.ddl_span())
@@ -115,7 +115,7 @@ class Catalogue:
             self._read_to = ts
 
 
-def replay(entry: Mapping[str, Any], catalogue: Catalogue) -> Outcome:
+def replay(entry: Mapping[str, Any], catalogue: Catalogue) -> DecodeOutcome:
     """Decode a row again. Raises Retryable when the capture's catalogue cannot be read."""
     if "old_value" not in entry:
         return still_bad("it is a message that was not what its row is; the row is upstream as it was")
@@ -130,7 +130,7 @@ def replay(entry: Mapping[str, Any], catalogue: Catalogue) -> Outcome:
     return decoded(entry, table, note)
 
 
-def decoded(entry: Mapping[str, Any], table: TableSchema, note: str = "") -> Outcome:
+def decoded(entry: Mapping[str, Any], table: TableSchema, note: str = "") -> DecodeOutcome:
     """Decode a row with a version of its table. Pure. `note`: says if that version is not exact."""
     commit_ts, value, old = entry["where"]["commit_ts"], entry["value"], entry["old_value"]
     about = f" ({note})" if note else ""
@@ -144,8 +144,8 @@ def decoded(entry: Mapping[str, Any], table: TableSchema, note: str = "") -> Out
     except TidegateError as error:
         return still_bad(error.render() + about)
     if change is None:
-        return Outcome(True, "it deletes a row that was not there" + about)
-    return Outcome(True, note, (_shown(change),))
+        return DecodeOutcome(True, "it deletes a row that was not there" + about)
+    return DecodeOutcome(True, note, (_shown(change),))
 
 
 def _mismatch(entry: Mapping[str, Any], table: TableSchema) -> str:

@@ -45,7 +45,7 @@ class ProgressRecords:
         self._unnamed = None
 
 
-class Transaction:
+class SinkTransaction:
     """Rows and progress that become durable together. After `commit` the same object is the next one."""
 
     def __init__(

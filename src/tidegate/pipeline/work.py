@@ -184,8 +184,8 @@ class LoadDone:
 
 
 Piece = Begin | Deliver | Load
-Outcome = Begun | Delivered | LoadDone
-FromWorker = WorkerHello | ElsewhereHello | Alive | Reached | Outcome | Failed
+WorkResult = Begun | Delivered | LoadDone
+FromWorker = WorkerHello | ElsewhereHello | Alive | Reached | WorkResult | Failed
 
 FROM_WORKER: Final[tuple[type[FromWorker], ...]] = (
     WorkerHello, ElsewhereHello, Alive, Reached, Begun, Delivered, LoadDone, Failed

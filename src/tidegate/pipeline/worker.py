@@ -27,12 +27,12 @@ from tidegate.pipeline.work import (
     Delivered,
     Load,
     LoadDone,
-    Outcome,
     Piece,
     Reached,
     Tasks,
     Tell,
     WorkerHello,
+    WorkResult,
     parse,
     to_json,
 )
@@ -64,7 +64,7 @@ def work(line: Line, tasks: Tasks) -> None:
                 return
             piece = parse(message, TO_WORKER)
             try:
-                said: Outcome | Failed = _do(piece, tasks, report)
+                said: WorkResult | Failed = _do(piece, tasks, report)
             except Exception as error:
                 said = failed(error)
             line.say(to_json(said))
@@ -72,7 +72,7 @@ def work(line: Line, tasks: Tasks) -> None:
         line.close()
 
 
-def _do(piece: Piece, tasks: Tasks, report: Tell) -> Outcome:
+def _do(piece: Piece, tasks: Tasks, report: Tell) -> WorkResult:
     match piece:
         case Begin():
             return tasks.begin(piece)

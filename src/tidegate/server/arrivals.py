@@ -16,7 +16,7 @@ from typing import Final
 
 from tidegate.control.processor import Processor
 from tidegate.eventstore import store_view
-from tidegate.eventstore.manifest import Frontier, Manifest
+from tidegate.eventstore.manifest import Manifest, StoreFrontier
 from tidegate.tidb import keys
 
 ReadManifest = Callable[[Path, str], Manifest | None]
@@ -50,16 +50,16 @@ class Arrivals:
         """A span's manifest; None while it has none."""
         return self._read_manifest(self.store, span)
 
-    def frontier(self) -> Frontier:
+    def frontier(self) -> StoreFrontier:
         """Up to which ts each span is complete in the store."""
         return store_view.read_frontier(self.store)
 
-    def lifted(self, frontier: Frontier) -> Mapping[str, int]:
+    def lifted(self, frontier: StoreFrontier) -> Mapping[str, int]:
         """The frontier for this changefeed: tables of a stripe that it does not want do not hold it back."""
         ddl_ts = frontier.get(self._ddl_span_id, 0)
         return store_view.lifted(frontier, self._machine.spans.stripes, ddl_ts, self.manifest)
 
-    def advance_idle(self, frontier: Frontier, reached: Mapping[str, int]) -> None:
+    def advance_idle(self, frontier: StoreFrontier, reached: Mapping[str, int]) -> None:
         """Find the spans with rows to deliver, and report to the machine those that have none.
 
         `reached`: the frontier as this changefeed sees it (`lifted`).

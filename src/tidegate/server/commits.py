@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Final
 
-from tidegate.control.metadata import MetadataStore, Outcome, Transaction
+from tidegate.control.metadata import GuardedWrites, MetadataStore, WriteResult
 
 AT_ONCE: Final = 256
 """The greatest number of transactions in one commit."""
@@ -27,17 +27,17 @@ class Commits:
     def __init__(self, metadata: MetadataStore, disk: Executor) -> None:
         """`disk`: the metadata store's thread."""
         self._metadata, self._disk = metadata, disk
-        self._waiting: list[tuple[Transaction, asyncio.Future[Outcome]]] = []
+        self._waiting: list[tuple[GuardedWrites, asyncio.Future[WriteResult]]] = []
         self._work: asyncio.Task[None] | None = None
 
-    async def transact(self, asked: Transaction) -> Outcome:
+    async def transact(self, asked: GuardedWrites) -> WriteResult:
         """As `MetadataStore.transact`. A call that is cancelled while it waits writes nothing."""
         answer = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
         # At most one task: what arrives during its commit waits for the next one.
         if self._work is None:
             self._work = asyncio.create_task(self._run(), name="commits")
-        outcome: Outcome = await answer
+        outcome: WriteResult = await answer
         return outcome
 
     async def _run(self) -> None:
@@ -48,13 +48,13 @@ class Commits:
             # Also after an error: the next write begins a new task.
             self._work = None
 
-    def _next(self) -> list[tuple[Transaction, asyncio.Future[Outcome]]]:
+    def _next(self) -> list[tuple[GuardedWrites, asyncio.Future[WriteResult]]]:
         # Skip cancelled writes: the changefeed they belong to may have been deleted by now.
         wanted = [one for one in self._waiting if not one[1].done()]
         self._waiting = wanted[AT_ONCE:]
         return wanted[:AT_ONCE]
 
-    async def _commit(self, batch: Sequence[tuple[Transaction, asyncio.Future[Outcome]]]) -> None:
+    async def _commit(self, batch: Sequence[tuple[GuardedWrites, asyncio.Future[WriteResult]]]) -> None:
         loop = asyncio.get_running_loop()
         asked = [one for one, _ in batch]
         answers = [answer for _, answer in batch]

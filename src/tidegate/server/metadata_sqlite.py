@@ -17,10 +17,10 @@ from typing import Final
 from tidegate.control.metadata import (
     Compare,
     Delete,
+    GuardedWrites,
     KeyValue,
-    Outcome,
     Put,
-    Transaction,
+    WriteResult,
 )
 from tidegate.disk import Ballast, DiskFull, free_bytes
 from tidegate.errors import Fatal, Retryable
@@ -72,19 +72,19 @@ class SqliteMetadata:
             (prefix, len(prefix), prefix),
         )
 
-    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
+    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> WriteResult:
         """Apply all writes at one new revision if all guards hold, otherwise none. Durable on return.
 
         Raises DiskFull, and Retryable if the file cannot be used for another reason.
         """
-        (outcome,) = self.transact_all([Transaction(tuple(guards), tuple(writes))])
+        (outcome,) = self.transact_all([GuardedWrites(tuple(guards), tuple(writes))])
         return outcome
 
-    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+    def transact_all(self, asked: Sequence[GuardedWrites]) -> list[WriteResult]:
         """Run transactions one by one as `transact`, in one commit. If it raises, none is applied."""
         return self._ballast.small(lambda: self._commit(asked))
 
-    def _commit(self, asked: Sequence[Transaction]) -> list[Outcome]:
+    def _commit(self, asked: Sequence[GuardedWrites]) -> list[WriteResult]:
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -107,10 +107,10 @@ class SqliteMetadata:
         with self._lock:
             self._db.close()
 
-    def _apply(self, asked: Transaction) -> Outcome:
+    def _apply(self, asked: GuardedWrites) -> WriteResult:
         revision = int(self._db.execute("SELECT value FROM revision").fetchone()[0])
         if not all(self._holds(guard) for guard in asked.guards):
-            return Outcome(False, revision)
+            return WriteResult(False, revision)
         revision += 1
         for write in asked.writes:
             if isinstance(write, Delete):
@@ -123,7 +123,7 @@ class SqliteMetadata:
                     (write.key, write.value, revision, revision),
                 )
         self._db.execute("UPDATE revision SET value = ?", (revision,))
-        return Outcome(True, revision)
+        return WriteResult(True, revision)
 
     def _holds(self, guard: Compare) -> bool:
         row = self._db.execute(

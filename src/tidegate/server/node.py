@@ -23,10 +23,10 @@ from tidegate.control.metadata import (
     Compare,
     Delete,
     FeedId,
+    GuardedWrites,
     KeyValue,
     MetadataStore,
     Put,
-    Transaction,
     floor_key,
     grant_key,
     owner_key,
@@ -201,7 +201,7 @@ class Node:
             if self.shared:
                 check_size(writes, guards)
             try:
-                outcome = await self._commits.transact(Transaction((mine, *guards), writes))
+                outcome = await self._commits.transact(GuardedWrites((mine, *guards), writes))
             except TidegateError as error:
                 if self.shared:
                     self._give_up(error)

@@ -15,10 +15,10 @@ from typing import Any, Final
 from tidegate.control.metadata import (
     Compare,
     Delete,
+    GuardedWrites,
     KeyValue,
-    Outcome,
     Put,
-    Transaction,
+    WriteResult,
 )
 from tidegate.errors import Retryable
 from tidegate.simulator.network import ETCD, Network
@@ -58,12 +58,14 @@ class Etcd:
         """All keys that begin with `prefix`, in key order."""
         return [self._keys[key] for key in sorted(self._keys) if key.startswith(prefix)]
 
-    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete], lease: int = 0) -> Outcome:
+    def transact(
+        self, guards: Sequence[Compare], writes: Sequence[Put | Delete], lease: int = 0
+    ) -> WriteResult:
         """Apply all writes at one new revision if all guards are true, otherwise none. Written keys are
         attached to `lease`; 0: none.
         """
         if not self.holds(guards) or (lease and lease not in self._leases):
-            return Outcome(False, self.revision)
+            return WriteResult(False, self.revision)
         self.revision += 1
         for write in writes:
             before = self._keys.pop(write.key, None)
@@ -75,9 +77,9 @@ class Etcd:
                 self._keys[write.key] = KeyValue(write.key, write.value, created, self.revision)
                 if lease:
                     self._lease_of[write.key] = lease
-        return Outcome(True, self.revision)
+        return WriteResult(True, self.revision)
 
-    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+    def transact_all(self, asked: Sequence[GuardedWrites]) -> list[WriteResult]:
         """Apply transactions in order."""
         return [self.transact(one.guards, one.writes) for one in asked]
 
@@ -192,7 +194,7 @@ class EtcdClient:
         if "key_revisions" not in self.off:
             compares += (Compare(key, mod_revision=self.known[key]) for key in keys)
 
-        def carry_out() -> Outcome:
+        def carry_out() -> WriteResult:
             outcome = self.etcd.transact(compares, writes, lease)
             if outcome.succeeded:
                 stored()

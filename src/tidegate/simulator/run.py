@@ -45,7 +45,7 @@ def names(captures: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The result of a simulation."""
 
     scenario: str
@@ -96,7 +96,7 @@ class Simulation:
         """The last ts of upstream. 0: it still writes."""
         self._healed_at = 0.0
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Run to the end, or to the first violation."""
         violation, collects = "", gc.isenabled()
         gc.disable()  # faster: a simulation makes few reference cycles, and is short
@@ -205,11 +205,11 @@ class Simulation:
             + (f"the owner is {owner.name}" if owner is not None else "there is no owner")
         )
 
-    def _outcome(self, violation: str) -> Outcome:
+    def _outcome(self, violation: str) -> RunOutcome:
         world = self.world
         if violation:
             world.note("CHECK", violation)
-        return Outcome(
+        return RunOutcome(
             self.name,
             self.seed,
             world.time.now,

@@ -48,7 +48,7 @@ class Journal(NamedTuple):
 
 
 @dataclass(slots=True)
-class Transaction:
+class WriterTransaction:
     """The records that one writer has produced since its last commit."""
 
     records: list[Record] = field(default_factory=list)
@@ -63,8 +63,8 @@ class Sink:
         """`off`: disabled guards, see `simulator.guards`."""
         self._time, self._checks, self._off = time, checks, off
         self.epochs: dict[str, int] = {}
-        self._open: dict[str, Transaction] = {}
-        self._log: list[Transaction] = []
+        self._open: dict[str, WriterTransaction] = {}
+        self._log: list[WriterTransaction] = []
         """All transactions, in the order in which they were begun."""
         self._stable = 0
         """The number of transactions before the first open one."""
@@ -86,7 +86,7 @@ class Sink:
         if not self.accepts(writer, epoch):
             return Fenced("a later writer has this transactional id", where=writer)
         if writer not in self._open:
-            self._open[writer] = Transaction()
+            self._open[writer] = WriterTransaction()
             self._log.append(self._open[writer])
             # The timeout is for this transaction. It gets the object, because the writer may have another one
             # open when it fires.
@@ -94,7 +94,7 @@ class Sink:
         self._open[writer].records += records
         return None
 
-    def _time_out(self, writer: str, found: Transaction) -> None:
+    def _time_out(self, writer: str, found: WriterTransaction) -> None:
         """Abort a transaction that is still open, and fence its writer."""
         if found.is_open:
             self.initialise(writer)

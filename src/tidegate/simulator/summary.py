@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tidegate.simulator.run import Outcome, Simulation
+from tidegate.simulator.run import RunOutcome, Simulation
 from tidegate.simulator.scenarios import scenario_of
 
 
@@ -26,7 +26,7 @@ class Summary:
     capture_failovers_s: list[float] = field(default_factory=list)
     healed_s: list[float] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RunOutcome) -> None:
         """Add an outcome."""
         self.seeds += 1
         self.virtual_s += outcome.virtual_s
@@ -42,7 +42,7 @@ class Summary:
             self.healed_s.append(outcome.healed_s)
 
 
-def simulate(scenario: str, seeds: Sequence[int], *, whole: bool = False) -> Iterator[Outcome]:
+def simulate(scenario: str, seeds: Sequence[int], *, whole: bool = False) -> Iterator[RunOutcome]:
     """The outcome of each seed. Raises InvalidInput for an unknown scenario."""
     found = scenario_of(scenario)
     for seed in seeds:

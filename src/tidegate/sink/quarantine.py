@@ -99,7 +99,7 @@ class QuarantineLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DecodeOutcome:
     """The result of decoding an entry again."""
 
     good: bool
@@ -110,9 +110,9 @@ class Outcome:
     """As `codec.base.describe` makes them: kind, schema, table, commit_ts, new, old."""
 
 
-def still_bad(why: str) -> Outcome:
+def still_bad(why: str) -> DecodeOutcome:
     """The outcome of an entry that cannot be decoded for this reason."""
-    return Outcome(False, why)
+    return DecodeOutcome(False, why)
 
 
 def entries(path: Path) -> Iterator[QuarantineLine]:

@@ -18,7 +18,7 @@ from tidegate.tikv.percolator import commit as commits
 from tidegate.tikv.percolator import pessimistic
 from tidegate.tikv.percolator import prewrite as prewrites
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
-from tidegate.tikv.percolator.outcome import Outcome
+from tidegate.tikv.percolator.outcome import CommandOutcome
 from tidegate.tikv.reader import MvccReader
 
 LONG = b"x" * 300
@@ -33,7 +33,7 @@ class Kv:
         self.concurrency = ConcurrencyManager()
         self.concurrency.update_max_ts(max_ts)
 
-    def decide(self, *arguments: Any, **more: Any) -> Outcome[Any]:
+    def decide(self, *arguments: Any, **more: Any) -> CommandOutcome[Any]:
         return prewrites.prewrite(
             MvccReader(self.view), prewrite(*arguments, **more), False, self.concurrency
         )

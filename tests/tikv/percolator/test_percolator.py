@@ -24,7 +24,7 @@ from tidegate.tikv.mvcc import Lock, Write
 from tidegate.tikv.percolator import commit as commits
 from tidegate.tikv.percolator import pessimistic, status
 from tidegate.tikv.percolator import prewrite as prewrites
-from tidegate.tikv.percolator.outcome import Outcome
+from tidegate.tikv.percolator.outcome import CommandOutcome
 from tidegate.tikv.reader import MvccReader
 
 LONG = b"x" * 256
@@ -38,7 +38,7 @@ class Kv:
         self.view = MemoryView()
 
     def do(self, command: Any, *arguments: Any) -> Any:
-        outcome: Outcome[Any] = command(MvccReader(self.view), *arguments)
+        outcome: CommandOutcome[Any] = command(MvccReader(self.view), *arguments)
         self.view.apply(outcome.changes)
         return outcome.response
 

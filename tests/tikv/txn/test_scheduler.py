@@ -7,15 +7,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.tikv.percolator.outcome import Outcome
+from tidegate.tikv.percolator.outcome import CommandOutcome
 from tidegate.tikv.reader import MvccReader
 from tidegate.tikv.txn.latches import Latches
 from tidegate.tikv.txn.scheduler import Task
 
 
 def task(*keys: bytes) -> Task:
-    def decide(reader: MvccReader) -> Outcome[Any]:
-        return Outcome(None, [], {})
+    def decide(reader: MvccReader) -> CommandOutcome[Any]:
+        return CommandOutcome(None, [], {})
 
     return Task(1, keys, decide, lambda response, error: None)
 

@@ -12,7 +12,7 @@ from tidegate.model import timestamp
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Change, Lock, Write
-from tidegate.tikv.percolator.outcome import Announced, Outcome, RefusedError, locked
+from tidegate.tikv.percolator.outcome import Announced, CommandOutcome, RefusedError, locked
 from tidegate.tikv.reader import MvccReader, Record
 
 
@@ -33,7 +33,7 @@ def commit(
     request: pb.CommitRequest,
     announced: Announced = _SILENCE,
     encoded: Sequence[bytes] | None = None,
-) -> Outcome[pb.CommitResponse]:
+) -> CommandOutcome[pb.CommitResponse]:
     """Turn the transaction's locks into write records at commit_ts.
 
     The commit_ts must be above the resolved ts `announced` for the key. For a data lock this always holds for
@@ -54,8 +54,8 @@ def commit(
             if stored is None or not committer.commit(key, stored, start_ts):
                 _check_committed(reader, request.keys[index], key, start_ts)
     except RefusedError as refused:
-        return Outcome(pb.CommitResponse(error=refused.error))
-    return Outcome(pb.CommitResponse(commit_version=commit_ts), changes)
+        return CommandOutcome(pb.CommitResponse(error=refused.error))
+    return CommandOutcome(pb.CommitResponse(commit_version=commit_ts), changes)
 
 
 def _check_committed(reader: MvccReader, raw: bytes, key: bytes, start_ts: int) -> None:
@@ -127,29 +127,29 @@ def _expired(raw: bytes, start_ts: int, commit_ts: int, floor: int) -> RefusedEr
 
 def batch_rollback(
     reader: MvccReader, request: pb.BatchRollbackRequest, encoded: Sequence[bytes] | None = None
-) -> Outcome[pb.BatchRollbackResponse]:
+) -> CommandOutcome[pb.BatchRollbackResponse]:
     """Roll the transaction back on these keys, so that its late prewrites fail."""
     changes: list[Change] = []
     try:
         for raw in request.keys:
             _rollback_key(reader, raw, request.start_version, changes)
     except RefusedError as refused:
-        return Outcome(pb.BatchRollbackResponse(error=refused.error))
-    return Outcome(pb.BatchRollbackResponse(), changes)
+        return CommandOutcome(pb.BatchRollbackResponse(error=refused.error))
+    return CommandOutcome(pb.BatchRollbackResponse(), changes)
 
 
 def cleanup(
     reader: MvccReader, request: pb.CleanupRequest, encoded: Sequence[bytes] | None = None
-) -> Outcome[pb.CleanupResponse]:
+) -> CommandOutcome[pb.CleanupResponse]:
     """Roll one key back, unless its lock has not expired at current_ts (0: in any case)."""
     changes: list[Change] = []
     try:
         _rollback_key(reader, request.key, request.start_version, changes, request.current_ts)
     except CommittedError as committed:
-        return Outcome(pb.CleanupResponse(commit_version=committed.commit_ts))
+        return CommandOutcome(pb.CleanupResponse(commit_version=committed.commit_ts))
     except RefusedError as refused:
-        return Outcome(pb.CleanupResponse(error=refused.error))
-    return Outcome(pb.CleanupResponse(), changes)
+        return CommandOutcome(pb.CleanupResponse(error=refused.error))
+    return CommandOutcome(pb.CleanupResponse(), changes)
 
 
 class CommittedError(RefusedError):
@@ -237,7 +237,7 @@ def resolve_locks(
     encoded: Sequence[bytes],
     txn_statuses: dict[int, int],
     announced: Announced = _SILENCE,
-) -> Outcome[pb.ResolveLockResponse]:
+) -> CommandOutcome[pb.ResolveLockResponse]:
     """Commit or roll back the locks on these encoded keys. `txn_statuses`: start_ts -> commit_ts; 0: rolled
     back.
 
@@ -256,5 +256,5 @@ def resolve_locks(
             elif start_ts in txn_statuses:
                 _rollback_key(reader, keys.decode(key), start_ts, changes)
     except RefusedError as refused:
-        return Outcome(pb.ResolveLockResponse(error=refused.error))
-    return Outcome(pb.ResolveLockResponse(), changes)
+        return CommandOutcome(pb.ResolveLockResponse(error=refused.error))
+    return CommandOutcome(pb.ResolveLockResponse(), changes)

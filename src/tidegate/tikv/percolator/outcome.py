@@ -42,7 +42,7 @@ class Blocked(NamedTuple):
     lock: Lock
 
 
-class Outcome(NamedTuple, Generic[Response]):
+class CommandOutcome(NamedTuple, Generic[Response]):
     """The response and the changes of a command.
 
     `old_values`: encoded key -> value (None: none), filled by a prewrite if requested. `one_pc`: the changes

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Change, Lock, Write
-from tidegate.tikv.percolator.outcome import Blocked, Outcome, RefusedError, abort, conflict, locked
+from tidegate.tikv.percolator.outcome import Blocked, CommandOutcome, RefusedError, abort, conflict, locked
 from tidegate.tikv.reader import MvccReader
 
 
@@ -32,7 +32,7 @@ class _BlockedError(RefusedError):
 
 def pessimistic_lock(
     reader: MvccReader, request: pb.PessimisticLockRequest, encoded: Sequence[bytes] | None = None
-) -> Outcome[pb.PessimisticLockResponse]:
+) -> CommandOutcome[pb.PessimisticLockResponse]:
     """Lock all keys against other writers at for_update_ts, or none."""
     if encoded is None:
         encoded = [keys.encode(mutation.key) for mutation in request.mutations]
@@ -54,10 +54,10 @@ def pessimistic_lock(
             if request.return_values or request.check_existence:
                 response.not_founds.append(held.value is None)
     except _BlockedError as blocked:
-        return Outcome(_refusal(blocked, force), blocked=blocked.blocked)
+        return CommandOutcome(_refusal(blocked, force), blocked=blocked.blocked)
     except RefusedError as refused:
-        return Outcome(_refusal(refused, force))
-    return Outcome(response, changes)
+        return CommandOutcome(_refusal(refused, force))
+    return CommandOutcome(response, changes)
 
 
 def _refusal(refused: RefusedError, force: bool) -> pb.PessimisticLockResponse:
@@ -147,7 +147,7 @@ def _retry(request: pb.PessimisticLockRequest, raw: bytes, commit_ts: int, write
 
 def pessimistic_rollback(
     reader: MvccReader, request: pb.PessimisticRollbackRequest, encoded: Sequence[bytes] | None = None
-) -> Outcome[pb.PessimisticRollbackResponse]:
+) -> CommandOutcome[pb.PessimisticRollbackResponse]:
     """Remove the transaction's pessimistic locks up to for_update_ts, without a record. Other locks stay."""
     changes: list[Change] = []
     for key in encoded if encoded is not None else map(keys.encode, request.keys):
@@ -159,4 +159,4 @@ def pessimistic_rollback(
             and lock.for_update_ts <= request.for_update_ts
         ):
             changes.append((mvcc.LOCK, key, None))
-    return Outcome(pb.PessimisticRollbackResponse(), changes)
+    return CommandOutcome(pb.PessimisticRollbackResponse(), changes)

@@ -17,7 +17,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Change, Lock, Write
 from tidegate.tikv.percolator.concurrency import Choice, ConcurrencyManager
-from tidegate.tikv.percolator.outcome import Outcome, RefusedError, abort, conflict, locked
+from tidegate.tikv.percolator.outcome import CommandOutcome, RefusedError, abort, conflict, locked
 from tidegate.tikv.reader import MvccReader
 
 Newest = tuple[int, Write]
@@ -45,7 +45,7 @@ def prewrite(
     concurrency: ConcurrencyManager | None = None,
     encoded: Sequence[bytes] | None = None,
     generation: int = 0,
-) -> Outcome[pb.PrewriteResponse]:
+) -> CommandOutcome[pb.PrewriteResponse]:
     """Lock all keys of the request; if that is not possible, lock none and return the blocking locks.
 
     `want_old_values`: a downstream observes the region; return the value that a reader at max(start_ts,
@@ -65,11 +65,11 @@ def prewrite(
                     raise
                 blocked.append(refused.error)
     except CommittedBeforeError as done:
-        return Outcome(done.response)
+        return CommandOutcome(done.response)
     except RefusedError as refused:
-        return Outcome(pb.PrewriteResponse(errors=[refused.error]))
+        return CommandOutcome(pb.PrewriteResponse(errors=[refused.error]))
     if blocked:
-        return Outcome(pb.PrewriteResponse(errors=blocked))
+        return CommandOutcome(pb.PrewriteResponse(errors=blocked))
     return writer.outcome()
 
 
@@ -78,7 +78,7 @@ def flush(
     request: pb.FlushRequest,
     want_old_values: bool = False,
     encoded: Sequence[bytes] | None = None,
-) -> Outcome[pb.FlushResponse]:
+) -> CommandOutcome[pb.FlushResponse]:
     """Prewrite a part of a pipelined transaction under its generation."""
     part = pb.PrewriteRequest(
         context=request.context,
@@ -90,9 +90,11 @@ def flush(
         assertion_level=request.assertion_level,
     )
     if not request.generation:
-        return Outcome(pb.FlushResponse(errors=[pb.KeyError(abort="a flush needs a generation above 0")]))
+        return CommandOutcome(
+            pb.FlushResponse(errors=[pb.KeyError(abort="a flush needs a generation above 0")])
+        )
     done = prewrite(reader, part, want_old_values, None, encoded, request.generation)
-    return Outcome(pb.FlushResponse(errors=done.response.errors), done.changes, done.old_values)
+    return CommandOutcome(pb.FlushResponse(errors=done.response.errors), done.changes, done.old_values)
 
 
 class CommittedBeforeError(Exception):
@@ -277,7 +279,7 @@ class _Prewriter:
 
     # --- what is written ---
 
-    def outcome(self) -> Outcome[pb.PrewriteResponse]:
+    def outcome(self) -> CommandOutcome[pb.PrewriteResponse]:
         """The changes for all checked keys. If a commit ts is chosen here, in-memory locks are published."""
         request = self._request
         # Only after all checks: choosing a ts publishes in-memory locks, and a request that is refused must
@@ -296,17 +298,17 @@ class _Prewriter:
         )
         if choice is None:
             self._put_locks(common)
-            return Outcome(pb.PrewriteResponse(), self._changes, self._old_values)
+            return CommandOutcome(pb.PrewriteResponse(), self._changes, self._old_values)
         if self._one_pc and not self._repeated:
             self._put_writes(common, choice.ts)
             response = pb.PrewriteResponse(one_pc_commit_ts=choice.ts)
-            return Outcome(response, self._changes, self._old_values, True, published=choice.keys)
+            return CommandOutcome(response, self._changes, self._old_values, True, published=choice.keys)
         self._put_locks(common._replace(min_commit_ts=choice.ts, secondaries=()))
         # Keys that an earlier attempt has locked have a min_commit_ts of their own. The client must not
         # commit below any.
         least = max([choice.ts, *(lock.min_commit_ts for lock in self._repeated)])
         response = pb.PrewriteResponse(min_commit_ts=least)
-        return Outcome(response, self._changes, self._old_values, published=choice.keys)
+        return CommandOutcome(response, self._changes, self._old_values, published=choice.keys)
 
     def _choose(self) -> Choice | None:
         """Choose the ts of an async or one-phase commit; None: fall back to two-phase commit."""

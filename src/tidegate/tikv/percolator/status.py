@@ -14,7 +14,7 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Change, Lock
 from tidegate.tikv.percolator.commit import is_expired, make_rollback, rollback_lock
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
-from tidegate.tikv.percolator.outcome import Outcome, RefusedError, lock_info
+from tidegate.tikv.percolator.outcome import CommandOutcome, RefusedError, lock_info
 from tidegate.tikv.reader import MvccReader
 
 
@@ -23,7 +23,7 @@ def check_txn_status(
     request: pb.CheckTxnStatusRequest,
     encoded: Sequence[bytes] | None = None,
     concurrency: ConcurrencyManager | None = None,
-) -> Outcome[pb.CheckTxnStatusResponse]:
+) -> CommandOutcome[pb.CheckTxnStatusResponse]:
     """The state of a transaction, from its primary key; rolls it back if it has expired."""
     # Before the lock is read: a transaction that chooses its commit ts from here on gets one above these.
     if concurrency is not None:
@@ -38,8 +38,8 @@ def check_txn_status(
         else:
             response = _check_record(reader, request, key, lock, changes)
     except RefusedError as refused:
-        return Outcome(pb.CheckTxnStatusResponse(error=refused.error))
-    return Outcome(response, changes)
+        return CommandOutcome(pb.CheckTxnStatusResponse(error=refused.error))
+    return CommandOutcome(response, changes)
 
 
 def _check_lock(
@@ -96,7 +96,7 @@ def check_secondary_locks(
     request: pb.CheckSecondaryLocksRequest,
     encoded: Sequence[bytes] | None = None,
     concurrency: ConcurrencyManager | None = None,
-) -> Outcome[pb.CheckSecondaryLocksResponse]:
+) -> CommandOutcome[pb.CheckSecondaryLocksResponse]:
     """Whether all secondaries of an async-commit transaction are locked. If one is not, its record decides
     the transaction; if it has no record, it is rolled back.
     """
@@ -116,16 +116,16 @@ def check_secondary_locks(
         if own:
             changes.append((mvcc.LOCK, key, None))
         if record.is_committed():
-            return Outcome(pb.CheckSecondaryLocksResponse(commit_ts=record.commit_ts), changes)
+            return CommandOutcome(pb.CheckSecondaryLocksResponse(commit_ts=record.commit_ts), changes)
         if not record.is_rolled_back():
             make_rollback(reader, key, request.start_version, record, None if own else lock, changes, True)
-        return Outcome(pb.CheckSecondaryLocksResponse(), changes)
-    return Outcome(pb.CheckSecondaryLocksResponse(locks=locks), changes)
+        return CommandOutcome(pb.CheckSecondaryLocksResponse(), changes)
+    return CommandOutcome(pb.CheckSecondaryLocksResponse(locks=locks), changes)
 
 
 def heart_beat(
     reader: MvccReader, request: pb.TxnHeartBeatRequest, encoded: Sequence[bytes] | None = None
-) -> Outcome[pb.TxnHeartBeatResponse]:
+) -> CommandOutcome[pb.TxnHeartBeatResponse]:
     """Extend the TTL of the primary lock to advise_lock_ttl; never shorten it. A heartbeat may also raise the
     min_commit_ts of a lock that has one, or of a pipelined transaction.
     """
@@ -133,11 +133,11 @@ def heart_beat(
     lock = reader.lock(key)
     if lock is None or lock.start_ts != request.start_version:
         missing = pb.TxnNotFound(start_ts=request.start_version, primary_key=request.primary_lock)
-        return Outcome(pb.TxnHeartBeatResponse(error=pb.KeyError(txn_not_found=missing)))
+        return CommandOutcome(pb.TxnHeartBeatResponse(error=pb.KeyError(txn_not_found=missing)))
     pushes = lock.min_commit_ts or lock.generation
     longer = lock._replace(
         ttl=max(lock.ttl, request.advise_lock_ttl),
         min_commit_ts=max(lock.min_commit_ts, request.min_commit_ts) if pushes else 0,
     )
     changes: list[Change] = [] if longer == lock else [(mvcc.LOCK, key, mvcc.encode_lock(longer))]
-    return Outcome(pb.TxnHeartBeatResponse(lock_ttl=longer.ttl), changes)
+    return CommandOutcome(pb.TxnHeartBeatResponse(lock_ttl=longer.ttl), changes)

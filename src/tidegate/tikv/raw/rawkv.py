@@ -22,7 +22,7 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.mvcc import Change
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
-from tidegate.tikv.percolator.outcome import Outcome
+from tidegate.tikv.percolator.outcome import CommandOutcome
 from tidegate.tikv.raft.raftstore import Command, Raftstore
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_table import RegionError, max_ts_not_synced
@@ -142,13 +142,13 @@ class RawKv:
         answer: Answer,
     ) -> None:
         """Write the changes of `make(ts)` under the keys' latches; answer `done` when they are applied."""
-        self._schedule(region, stored, lambda view, ts: Outcome(done, make(ts)), answer)
+        self._schedule(region, stored, lambda view, ts: CommandOutcome(done, make(ts)), answer)
 
     def _schedule(
         self,
         region: Region,
         stored: list[bytes],
-        decide: Callable[[View, int], Outcome[Any]],
+        decide: Callable[[View, int], CommandOutcome[Any]],
         answer: Answer,
     ) -> None:
         next_ts = self._next_ts
@@ -156,7 +156,7 @@ class RawKv:
             raise RefusalError("raw writes need a TSO that moves: start the upstream with --tso system")
         hold: list[int] = []
 
-        def run(_: object) -> Outcome[Any]:
+        def run(_: object) -> CommandOutcome[Any]:
             if next_ts is None:
                 return decide(self._engine, 0)
             try:
@@ -238,7 +238,7 @@ class RawKv:
         self._check_ttl([request.ttl])
         key = stored[0]
 
-        def decide(view: View, ts: int) -> Outcome[pb.RawCASResponse]:
+        def decide(view: View, ts: int) -> CommandOutcome[pb.RawCASResponse]:
             found = self._pairs.find(view, key)
             response = pb.RawCASResponse()
             if found is None:
@@ -247,11 +247,11 @@ class RawKv:
                 response.previous_value = found.value
             wanted = None if request.previous_not_exist else request.previous_value
             if wanted != (None if found is None else found.value):
-                return Outcome(response)
+                return CommandOutcome(response)
             response.succeed = True
             if request.delete:
-                return Outcome(response, [self._delete_change(key, ts)])
-            return Outcome(response, [self._put_change(key, request.value, request.ttl, ts)])
+                return CommandOutcome(response, [self._delete_change(key, ts)])
+            return CommandOutcome(response, [self._put_change(key, request.value, request.ttl, ts)])
 
         self._schedule(region, stored, decide, answer)
 

@@ -16,7 +16,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import mvcc
 from tidegate.tikv.mvcc import Change
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
-from tidegate.tikv.percolator.outcome import Outcome
+from tidegate.tikv.percolator.outcome import CommandOutcome
 from tidegate.tikv.raft.raftstore import Command, Raftstore
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_table import RegionError
@@ -26,7 +26,7 @@ from tidegate.tikv.txn.lock_waiting import LockWaiting, Waiter
 
 Answer = Callable[[Any, Exception | None], None]
 """Called once, with the response or with the error that prevented it."""
-Decide = Callable[[MvccReader], Outcome[Any]]
+Decide = Callable[[MvccReader], CommandOutcome[Any]]
 
 
 class Patience(NamedTuple):
@@ -133,7 +133,7 @@ class Scheduler:
 
     # --- waiting for locks ---
 
-    def _park(self, task: Task, patience: Patience, outcome: Outcome[Any]) -> bool:
+    def _park(self, task: Task, patience: Patience, outcome: CommandOutcome[Any]) -> bool:
         blocked = outcome.blocked
         assert blocked is not None
 
@@ -148,7 +148,7 @@ class Scheduler:
 
         return self._waiting.park(Waiter(patience.start_ts, blocked, patience.deadline, resume, give_up))
 
-    def _pass_on(self, task: Task, outcome: Outcome[Any]) -> None:
+    def _pass_on(self, task: Task, outcome: CommandOutcome[Any]) -> None:
         """Wake the next waiter if a woken task neither takes the lock nor is blocked by another one."""
         key, task.woken_by = task.woken_by, None
         if key is None or (outcome.blocked is not None and outcome.blocked.key == key):

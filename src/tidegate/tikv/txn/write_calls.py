@@ -13,7 +13,7 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.percolator import commit, pessimistic, prewrite, status
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
-from tidegate.tikv.percolator.outcome import Announced, Outcome
+from tidegate.tikv.percolator.outcome import Announced, CommandOutcome
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_table import RegionError, max_ts_not_synced
 from tidegate.tikv.reader import MvccReader
@@ -93,7 +93,7 @@ class TxnWrites:
 
     # --- kinds of handlers ---
 
-    def _writes(self, decide: Callable[[MvccReader, Any, list[bytes]], Outcome[Any]]) -> Serve:
+    def _writes(self, decide: Callable[[MvccReader, Any, list[bytes]], CommandOutcome[Any]]) -> Serve:
         def serve(region: Region, request: Any, stored: list[bytes], answer: Answer) -> None:
             self._scheduler.submit(
                 Task(region, stored, lambda reader: decide(reader, request, stored), answer)
@@ -101,7 +101,9 @@ class TxnWrites:
 
         return serve
 
-    def _reporting_primary(self, decide: Callable[[MvccReader, Any, list[bytes]], Outcome[Any]]) -> Serve:
+    def _reporting_primary(
+        self, decide: Callable[[MvccReader, Any, list[bytes]], CommandOutcome[Any]]
+    ) -> Serve:
         """Handlers of requests for a primary: when a changed primary lock of a large transaction is durable,
         its min_commit_ts goes to `txn_status`.
         """
@@ -109,7 +111,7 @@ class TxnWrites:
         def serve(region: Region, request: Any, stored: list[bytes], answer: Answer) -> None:
             promised: list[tuple[int, int]] = []
 
-            def decided(reader: MvccReader) -> Outcome[Any]:
+            def decided(reader: MvccReader) -> CommandOutcome[Any]:
                 outcome = decide(reader, request, stored)
                 for cf, key, value in outcome.changes:
                     lock = mvcc.decode_lock(value) if cf == mvcc.LOCK and value is not None else None
@@ -137,20 +139,20 @@ class TxnWrites:
         if chooses_ts and not self._max_ts.is_synced(region.id):
             raise RegionError(max_ts_not_synced(region))
 
-        def decide(reader: MvccReader) -> Outcome[pb.PrewriteResponse]:
+        def decide(reader: MvccReader) -> CommandOutcome[pb.PrewriteResponse]:
             observed = self._is_observed(region.id)
             return prewrite.prewrite(reader, request, observed, concurrency, stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _flush(self, region: Region, request: pb.FlushRequest, stored: list[bytes], answer: Answer) -> None:
-        def decide(reader: MvccReader) -> Outcome[pb.FlushResponse]:
+        def decide(reader: MvccReader) -> CommandOutcome[pb.FlushResponse]:
             return prewrite.flush(reader, request, self._is_observed(region.id), stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _commit(self, region: Region, request: pb.CommitRequest, stored: list[bytes], answer: Answer) -> None:
-        def decide(reader: MvccReader) -> Outcome[pb.CommitResponse]:
+        def decide(reader: MvccReader) -> CommandOutcome[pb.CommitResponse]:
             return commit.commit(reader, request, self._announced(region.id), stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer))
@@ -164,7 +166,7 @@ class TxnWrites:
         deadline = self._waiting.deadline(request)
         patience = None if deadline is None else Patience(request.start_version, deadline, deadlocked)
 
-        def decide(reader: MvccReader) -> Outcome[pb.PessimisticLockResponse]:
+        def decide(reader: MvccReader) -> CommandOutcome[pb.PessimisticLockResponse]:
             return pessimistic.pessimistic_lock(reader, request, stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer, patience))
@@ -177,7 +179,7 @@ class TxnWrites:
             self._resolve_region(region, txn_statuses, answer)
             return
 
-        def decide(reader: MvccReader) -> Outcome[pb.ResolveLockResponse]:
+        def decide(reader: MvccReader) -> CommandOutcome[pb.ResolveLockResponse]:
             return commit.resolve_locks(reader, stored, txn_statuses, self._announced(region.id))
 
         self._scheduler.submit(Task(region, stored, decide, answer))
@@ -196,7 +198,7 @@ class TxnWrites:
             answer(pb.ResolveLockResponse(), None)
             return
 
-        def decide(reader: MvccReader) -> Outcome[pb.ResolveLockResponse]:
+        def decide(reader: MvccReader) -> CommandOutcome[pb.ResolveLockResponse]:
             return commit.resolve_locks(reader, found, txn_statuses, self._announced(region.id))
 
         def then(response: pb.ResolveLockResponse | None, error: Exception | None) -> None:
