@@ -128,9 +128,9 @@ def test_forgetting_keeps_all_that_later_rows_need(case: str) -> None:
 def test_forgetting_leaves_one_version_a_table_and_nothing_of_what_is_gone() -> None:
     store = full_store("rand1")
     store.forget(store.resolved_ts)
-    lines_left = list(store._timelines.values())
+    lines_left = list(store._timelines._lines.values())
     assert all(len(line.versions) == 1 and line.versions[0] is not None for line in lines_left)
-    assert not store._ended
+    assert not store._timelines._ended
     assert all(len(line) == 1 and line[0][1] is not None for line in store._schemas._names.values())
 
 

@@ -12,7 +12,6 @@ Not thread-safe.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from tidegate.mounter.ddl_transition import EmittedDdl, Refusal
 from tidegate.mounter.schema_image import Image
 from tidegate.mounter.schemas import Schemas
 from tidegate.mounter.table_version import Packed, Parsed, TableVersion
+from tidegate.mounter.timelines import Timelines
 from tidegate.tidb import ddl_job_table, keys, table_info
 from tidegate.tidb.ddl_job import DdlJob
 from tidegate.tidb.table_filter import is_system_schema
@@ -67,40 +67,6 @@ Follows = Callable[[TableVersion], bool]
 """Whether a changefeed follows the rows of a table in this version."""
 
 
-class _Timeline:
-    """The versions of one physical id in order of ts. None: the id has no table from this ts on."""
-
-    __slots__ = ("starts", "versions")
-
-    def __init__(self, start: int, version: TableVersion | None) -> None:
-        self.starts = [start]
-        self.versions = [version]
-
-    def at(self, ts: int) -> TableVersion | None:
-        found = bisect_right(self.starts, ts)
-        return self.versions[found - 1] if found else None
-
-    def append(self, ts: int, version: TableVersion | None) -> bool:
-        """Add a version from `ts` on. Returns whether `forget` has something to drop at `ts`."""
-        # A job ends a version and begins the next one at one ts: then the new version replaces the None.
-        if self.starts[-1] == ts:
-            self.versions[-1] = version
-            return version is None
-        assert self.starts[-1] < ts, "a version is older than the newest one"
-        self.starts.append(ts)
-        self.versions.append(version)
-        return True
-
-    def forget(self, ts: int) -> bool:
-        """Drop versions that ended at or before `ts`. Returns whether any version is left."""
-        # The version that is valid at `ts` stays, because later rows may need it.
-        first = max(bisect_right(self.starts, ts) - 1, 0)
-        if self.starts[first] <= ts and self.versions[first] is None:
-            first += 1
-        del self.starts[:first], self.versions[:first]
-        return bool(self.starts)
-
-
 class SchemaStore:
     """The catalogue over time; see the module docstring."""
 
@@ -113,9 +79,7 @@ class SchemaStore:
         self._done: deque[tuple[int, int]] = deque()
         self._schemas = Schemas()
         self._tables: dict[int, TableVersion] = {}
-        self._timelines: dict[int, _Timeline] = {}
-        self._ended: deque[tuple[int, int]] = deque()
-        """(ts, physical id) of each version that has ended, in order. Used by `forget`."""
+        self._timelines = Timelines()
 
     @property
     def resolved_ts(self) -> int:
@@ -124,8 +88,7 @@ class SchemaStore:
 
     def versions_held(self) -> Iterator[TableVersion]:
         """Every version that is kept. A version of a partitioned table occurs once for each partition."""
-        for line in self._timelines.values():
-            yield from (version for version in line.versions if version is not None)
+        return self._timelines.versions()
 
     def advance(self, ts: int) -> None:
         """The caller promises that every job that took effect at or before `ts` has been applied."""
@@ -187,7 +150,7 @@ class SchemaStore:
         """The catalogue at `ts`, which must not be below a forgotten ts. Fast, since it only takes
         references.
         """
-        seen = {id(table): table for line in self._timelines.values() if (table := line.at(ts))}
+        seen = {id(table): table for table in self._timelines.all_at(ts)}
         named = {table.schema_id: table.schema for table in seen.values()}
         named |= self._schemas.names_at(ts)
         return Image(
@@ -225,8 +188,7 @@ class SchemaStore:
 
     def version_at(self, physical_id: int, ts: int) -> TableVersion | None:
         """The version of a table (or the partition's table) that is valid at `ts`. None if there is none."""
-        timeline = self._timelines.get(physical_id)
-        return timeline.at(ts) if timeline else None
+        return self._timelines.at(physical_id, ts)
 
     def table(self, physical_id: int, ts: int) -> TableSchema | None:
         """The TableSchema of `version_at`. For a row, call it with its commit_ts - 1. O(log versions)."""
@@ -243,7 +205,7 @@ class SchemaStore:
         """
         return [
             (start, version.parsed() if version and (follows is None or follows(version)) else None)
-            for start, version in self._in_force(physical_id, after, upto)
+            for start, version in self._timelines.in_force(physical_id, after, upto)
         ]
 
     def among(self, ids: Iterable[int], after: int, upto: int, follows: Follows) -> tuple[list[int], bool]:
@@ -252,26 +214,20 @@ class SchemaStore:
         """
         found, alone = [], True
         for physical_id in ids:
-            versions = [one for _, one in self._in_force(physical_id, after, upto) if one is not None]
+            versions = [
+                one for _, one in self._timelines.in_force(physical_id, after, upto) if one is not None
+            ]
             followed = [follows(one) for one in versions]
             found += [physical_id] if any(followed) else []
             alone = alone and all(followed)
         return found, alone
 
-    def _in_force(self, physical_id: int, after: int, upto: int) -> list[tuple[int, TableVersion | None]]:
-        timeline = self._timelines.get(physical_id)
-        if timeline is None:
-            return []
-        first = max(bisect_right(timeline.starts, after) - 1, 0)
-        last = bisect_right(timeline.starts, upto)
-        return list(zip(timeline.starts[first:last], timeline.versions[first:last], strict=True))
-
     def entries(self, ts: int) -> list[TableVersion]:
         """All tables of user schemas that exist at `ts`, without views, by logical id. Parses nothing."""
         found = {
             table.id: table
-            for line in self._timelines.values()
-            if (table := line.at(ts)) and not table.is_view and not is_system_schema(table.schema)
+            for table in self._timelines.all_at(ts)
+            if not table.is_view and not is_system_schema(table.schema)
         }
         return [found[table_id] for table_id in sorted(found)]
 
@@ -374,34 +330,17 @@ class SchemaStore:
         the version.
         """
         self._tables[version.id] = version
-        for physical_id in version.physical_ids:
-            timeline = self._timelines.get(physical_id)
-            if timeline is None:
-                self._timelines[physical_id] = _Timeline(ts, version)
-            elif timeline.append(ts, version):
-                self._ended.append((ts, physical_id))
+        self._timelines.begin(ts, version)
         return set(version.physical_ids)
 
     def _end(self, ts: int, table_id: int) -> set[int]:
         """End a table's newest version. Returns the physical ids that belong to no table then."""
         before = self._tables.pop(table_id, None)
-        ended = set()
-        for physical_id in before.physical_ids if before else ():
-            timeline = self._timelines[physical_id]
-            # Otherwise an earlier change of this job has given the id to another table.
-            if timeline.versions[-1] is before:
-                timeline.append(ts, None)
-                self._ended.append((ts, physical_id))
-                ended.add(physical_id)
-        return ended
+        return self._timelines.end(ts, before) if before is not None else set()
 
     def forget(self, ts: int) -> None:
         """Drop what no row committed after `ts` needs: versions that ended at or before `ts`."""
-        while self._ended and self._ended[0][0] <= ts:
-            _, physical_id = self._ended.popleft()
-            timeline = self._timelines.get(physical_id)
-            if timeline is not None and not timeline.forget(ts):
-                del self._timelines[physical_id]
+        self._timelines.forget(ts)
         self._schemas.forget(ts)
         # Keep the last jobs before `ts`, because a catalogue saved at `ts` or later needs their ids.
         while len(self._done) > JOBS_REMEMBERED and self._done[JOBS_REMEMBERED][0] <= ts:

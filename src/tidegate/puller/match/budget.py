@@ -27,13 +27,15 @@ class Budget:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._lock = threading.Lock()  # guards the members' numbers and their sum
-        self._members = self._held = 0
+        self._lock = threading.Lock()  # guards the members' bytes and their sum
+        self._held = 0
+        self._sizes: dict[Share, int] = {}
+        """The bytes that each member holds."""
 
     @property
     def members(self) -> int:
         """The number of streams that have a share."""
-        return self._members
+        return len(self._sizes)
 
     @property
     def held(self) -> int:
@@ -41,10 +43,36 @@ class Budget:
         return self._held
 
     def join(self) -> Share:
-        """Add a member; its share is valid until `leave`."""
+        """Add a member; its share is valid until `Share.leave`."""
+        share = Share(self)
         with self._lock:
-            self._members += 1
-        return Share(self)
+            self._sizes[share] = 0
+        return share
+
+    def limit_of(self, share: Share) -> int:
+        """The bytes that a member may hold now."""
+        with self._lock:
+            # The equal share even if the others hold more than theirs: otherwise a store that fills later
+            # would get nothing.
+            others = self._held - self._sizes.get(share, 0)
+            return max(self.total // max(len(self._sizes), 1), self.total - others)
+
+    def held_by(self, share: Share) -> int:
+        """The bytes that a member holds, as last reported; 0 after it has left."""
+        return self._sizes.get(share, 0)
+
+    def hold(self, share: Share, size: int) -> None:
+        """Note the bytes that a member holds now."""
+        with self._lock:
+            # A report that comes after `leave` would be counted forever, because nobody would take it back.
+            if share in self._sizes:
+                self._held += size - self._sizes[share]
+                self._sizes[share] = size
+
+    def leave(self, share: Share) -> None:
+        """Release what a member holds, and its share. May be repeated."""
+        with self._lock:
+            self._held -= self._sizes.pop(share, 0)
 
 
 class Share:
@@ -53,42 +81,25 @@ class Share:
     def __init__(self, budget: Budget) -> None:
         """Made by `Budget.join`."""
         self._budget = budget
-        self._held = 0
-        self._left = False
 
     @property
     def limit(self) -> int:
         """The bytes that this stream may hold now."""
-        budget = self._budget
-        with budget._lock:
             # docs/guarantees.md#memory-is-bounded: a stream may hold what the others leave.
-            # The equal share even if the others hold more than theirs: otherwise a store that fills later
-            # would get nothing.
-            others = budget._held - self._held
-            return max(budget.total // max(budget._members, 1), budget.total - others)
+        return self._budget.limit_of(self)
 
     @property
     def held(self) -> int:
         """The bytes that this stream holds, as last reported."""
-        return self._held
+        return self._budget.held_by(self)
 
     def hold(self, size: int) -> None:
         """Report the bytes that this stream holds now."""
-        budget = self._budget
-        with budget._lock:
-            # A report that comes after `leave` would be counted forever, because nobody would take it back.
-            if not self._left:
-                budget._held += size - self._held
-                self._held = size
+        self._budget.hold(self, size)
 
     def leave(self) -> None:
         """Release the share, because the stream ends. May be repeated."""
-        budget = self._budget
-        with budget._lock:
-            if not self._left:
-                budget._held -= self._held
-                budget._members -= 1
-                self._held, self._left = 0, True
+        self._budget.leave(self)
 
 
 class StreamMemory:
