@@ -20,7 +20,7 @@ from tidegate.eventstore.floors import FloorPage
 from tidegate.eventstore.manifest import ManifestFile
 from tidegate.puller.match import block_matcher
 from tidegate.puller.match.block_matcher import BlockMatcher
-from tidegate.puller.match.outcome import Outcome
+from tidegate.puller.match.outcome import MatchOutcome
 from tidegate.puller.match.portion import Portion
 from tidegate.server.puller_process import run
 
@@ -31,7 +31,7 @@ def install(clock: StageClock) -> None:
     """Wrap the stages of the puller and the event store's writing side."""
     clock.wrap(Portion, "scan", "scan")
     clock.wrap(BlockMatcher, "feed", "match")
-    clock.wrap(Outcome, "blocks", "gather")
+    clock.wrap(MatchOutcome, "blocks", "gather")
     clock.wrap(kernels, "order_rows", "sort")
     clock.wrap(kernels, "take", "sort")
     clock.wrap(segment, "write", "write")

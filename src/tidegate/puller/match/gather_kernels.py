@@ -81,7 +81,7 @@ BLOCK: Final = Layout(
 def emit(tables: Tables, registration: int, commit: Any, start: Any, op: Any, ref: Any) -> None:
     """Emit a commit with the values of its prewrite: of a row in a message, or of a record in the arena."""
     out, rows, arena = tables.out, tables.rows, tables.arena
-    # `Outcome.make_room` has made room for a change of each row and of each waiting row, so `i` is inside
+    # `MatchOutcome.make_room` has made room for a change of each row and each waiting row, so `i` is inside
     # `out`.
     i = get_int(tables.counts, C_OUT)
     put_out_word(out, i, O_COMMIT, commit)
@@ -117,7 +117,8 @@ def one_span(out: int, count: int) -> bool:
     """Whether all changes belong to one span.
 
     Reads the spans of out[:count], up to the first that differs. Writes nothing. Bound: `count` changes.
-    Twin: `tidegate.puller.match.outcome.Outcome.blocks`, which makes a block for each span if this is false.
+    Twin: `tidegate.puller.match.outcome.MatchOutcome.blocks`, which makes a block for each span if this is
+    false.
     """
     i = 0
     while i < count and out_word(out, i, O_SPAN) == out_word(out, 0, O_SPAN):

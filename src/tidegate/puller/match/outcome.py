@@ -25,7 +25,7 @@ from tidegate.puller.match.registrations import Registrations
 _TYPES: Final = [field.type for field in ENTRY_SCHEMA]
 
 
-class Outcome:
+class MatchOutcome:
     """The output tables. `counts`: the kernels' counters. `slabs`: allocates the memory of blocks."""
 
     def __init__(self, registrations: Registrations, counts: k.I64, slabs: Recycler) -> None:

@@ -21,7 +21,7 @@ from tidegate.puller.match import table_kernels as k
 from tidegate.puller.match.addresses import Addresses
 from tidegate.puller.match.matched import Matched, Registration
 from tidegate.puller.match.open_rows import OpenRows
-from tidegate.puller.match.outcome import Outcome
+from tidegate.puller.match.outcome import MatchOutcome
 from tidegate.puller.match.portion import Portion
 from tidegate.puller.match.recycler import Recycler
 from tidegate.puller.match.registrations import Registrations
@@ -57,7 +57,7 @@ class Pairing:
         self._at, self._spill = addresses.at, spill
         self.registrations = Registrations(addresses)
         self.open_rows = OpenRows(self.registrations, self.counts, addresses)
-        self.outcome = Outcome(self.registrations, self.counts, slabs)
+        self.outcome = MatchOutcome(self.registrations, self.counts, slabs)
         self._portion = Portion(addresses, events=events, rows=rows, lag=lag)
 
     @property
