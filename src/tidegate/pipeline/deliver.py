@@ -184,9 +184,9 @@ class Worker:
             if one.conflicts is not None and self._conflicts is not None:
                 self._conflicts.commit(one.name, one.upto, one.conflicts)
 
+    def _commit(self, batch: SinkTransaction, stretches: list[Stretch]) -> None:
         # docs/guarantees.md#nothing-is-lost: durable first. `keep` moves what is reported, and the checkpoint
         # follows from the reports.
-    def _commit(self, batch: SinkTransaction, stretches: list[Stretch]) -> None:
         batch.commit()
         for one in stretches:
             one.keep()

@@ -52,6 +52,7 @@ class Budget:
     def limit_of(self, share: Share) -> int:
         """The bytes that a member may hold now."""
         with self._lock:
+            # docs/guarantees.md#memory-is-bounded: a stream may hold what the others leave.
             # The equal share even if the others hold more than theirs: otherwise a store that fills later
             # would get nothing.
             others = self._held - self._sizes.get(share, 0)
@@ -85,7 +86,6 @@ class Share:
     @property
     def limit(self) -> int:
         """The bytes that this stream may hold now."""
-            # docs/guarantees.md#memory-is-bounded: a stream may hold what the others leave.
         return self._budget.limit_of(self)
 
     @property
