@@ -6,6 +6,7 @@ import asyncio
 import base64
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -388,3 +389,14 @@ def test_a_command_shows_its_certificate(tmp_path: Path) -> None:
         for name in (CA, CERT, KEY):
             os.environ.pop(name, None)
         server.stop()
+
+
+def test_plain_http_reads_no_certificates(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take longer than the request."""
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", None)
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", None)
+    server = serve()
+    with pytest.raises(InvalidInput, match="not JSON"):  # this server has no such route
+        call(f"127.0.0.1:{server.port}", "GET", "/changefeeds")
