@@ -16,6 +16,7 @@ are read evenly over `--seconds`.
 | idle % | CPU of all processes except upstream and broker, in per cent of a core, without rows |
 | lag | from commit to readable, of the active ones together |
 | memory | anonymous memory of all processes except upstream and broker |
+| list | `GET changefeeds` and `tidegate changefeed list`, without rows and with them (`benchmarks.listing`) |
 | further s | from `changefeed create` of one more until its first row is readable; `FURTHER` times |
 | next to dead | the lag of the active ones with both brokers dead, during the initial load |
 """
@@ -42,10 +43,11 @@ import numpy as np
 from benchmarks.accounting import anonymous_mb, spent
 from benchmarks.broker import broker_with_pid
 from benchmarks.lag import Reader, percentiles
+from benchmarks.listing import listed
 from benchmarks.many import name_of
 from benchmarks.many_tables import Many, Upstream
 from benchmarks.rig import end_in_order, eventually
-from benchmarks.show import Ticker, machine, table
+from benchmarks.show import Ticker, machine, short, table
 from tools.processes import descendants
 
 from tidegate.kvclient.pd import PdClient
@@ -57,6 +59,8 @@ AT_ONCE: Final = 8
 FURTHER: Final = 5
 WRITES_A_S: Final = 5
 """Transactions per second for each table."""
+LISTS: Final = 100
+COMMANDS: Final = 10
 SETTLE_S: Final = 10.0
 WARM_S: Final = 20.0
 """The wait after the first rows, in which workers open their writers."""
@@ -233,6 +237,7 @@ def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
         wall = time.monotonic() - began
         found["idle_percent"] = {role: round(100 * cpu / wall, 1) for role, cpu in roles.items()}
         found["idle_all_percent"] = round(100 * sum(roles.values()) / wall, 1)
+        found["list_idle"] = listed(product.address, LISTS, COMMANDS)
         row = product.row()
         with reading(bootstrap, active) as reader, writing(product.pd, active, sizes.rows, row):
             progress(f"{sizes.active} with rows")
@@ -240,6 +245,7 @@ def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
             found["active"] = lags(reader, sizes.seconds, WARM_S)
             roles = spent(before, product.ledger.cpu())
             found["active_cores"] = round(sum(roles.values()) / (time.monotonic() - began), 2)
+            found["list_active"] = listed(product.address, LISTS, COMMANDS)
             progress("further ones")
             took = further(product, bootstrap, range(sizes.feeds, sizes.feeds + FURTHER))
             found["further_s"] = round(statistics.median(took), 2)
@@ -312,6 +318,11 @@ def main() -> None:
     lines = [["open, s", found["open_s"]], ["idle, % of a core", found["idle_all_percent"]]]
     lines += [["memory, MB", found["memory_mb"]], ["cores used", found["active_cores"]]]
     lines += [["first row of a further one, s", f"{found['further_s']} (max {found['further_max_s']})"]]
+    for name in ("list_idle", "list_active"):
+        for what in ("request", "command"):
+            took = found[name][f"{what}_ms"]
+            lines.append([f"{name.replace('_', ' ')}, {what}, p50 / p99 / max ms"])
+            lines[-1].append(" / ".join(short(ms) for ms in took.values()))
     for name in ("active", "next_to_dead"):
         if one := found.get(name):
             lines.append([f"lag {name.replace('_', ' ')}, p50 / p99 / max ms"])
