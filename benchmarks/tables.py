@@ -1,7 +1,7 @@
 """The cost of a capture, by the number of tables that it follows.
 
     python -m benchmarks.tables [--tables 1000 10000] [--regions 10 | --regions each] [--active 100]
-                                [--seconds 20] [--ids-per-stripe 1] [--server-src OTHER/src] [--json FILE]
+                                [--seconds 20] [--ids-per-stripe 0] [--server-src OTHER/src] [--json FILE]
     python -m benchmarks.tables --feeds 100 [--tables 10000] [--rows 500] [--seconds 20] [--json FILE]
 
 It measures one changefeed of all tables with the whole product: `tidegate server`, its puller and its Spark
@@ -20,7 +20,8 @@ narrow one of `benchmarks.schema`, in 100 schemas, empty at the start. `--region
 | files | the number of files in the capture's data folder |
 
 Only work that is done once for each table may grow with the number of tables. `--ids-per-stripe` is the
-changefeed's setting: with several widths each size is measured with each width.
+changefeed's setting (0: the server chooses, 1: a span a table): with several widths each size is measured
+with each width.
 
 `--server-src` compares with another commit: each size is measured with this source tree, with the other one,
 and with this one again. Only the capture runs from the other tree, with its default of stripes; it has no
@@ -92,14 +93,14 @@ def measure(
 ) -> dict[str, Any]:
     """Measure one size, with stripes of one width."""
     topic = new_topic(bootstrap)
-    name = f"{tables:,} tables in {regions:,} regions, {width} ids a stripe"
+    name = f"{tables:,} tables in {regions:,} regions" + (f", {width} ids a stripe" if width else "")
     name += f", {server_src}" if server_src else ""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as temporary:
         folder = Path(temporary)
         upstream = Upstream(folder, tables, regions)
         sink_uri = f"kafka://{bootstrap}/{topic}?protocol=open-protocol"
         with Many(folder, upstream, sink_uri, server_src) as product:
-            if width > 1 and server_src is None:
+            if width and server_src is None:
                 settings = folder / "feed.toml"
                 settings.write_text(f"[tidegate]\nids-per-stripe = {width}\n")
                 product.options = ["--config", str(settings)]
@@ -152,7 +153,7 @@ def shown(found: list[dict[str, Any]]) -> Table:
         table.add_row(
             f"{one['tables']:,}",
             f"{one['regions']:,}",
-            f"{one['width']:,}",
+            f"{one['width'] or 'chosen'}",
             f"{one['open_s']:.0f}",
             f"{idle['all']:.0f}",
             *(f"{idle[role]:.1f}" for role in roles),
@@ -180,8 +181,8 @@ def ticks_shown(found: list[dict[str, Any]]) -> Table:
             for kind in ("owner", "processor")
         ]
         looks = f"{one['idle_look_ms']:.2f}, {one['active_look_ms']:.2f}"
-        sizes = (f"{one[name]:,}" for name in ("tables", "regions", "width"))
-        table.add_row(*sizes, *kinds, looks)
+        sizes = (f"{one[name]:,}" for name in ("tables", "regions"))
+        table.add_row(*sizes, f"{one['width'] or 'chosen'}", *kinds, looks)
     return table
 
 
@@ -194,7 +195,7 @@ def main() -> None:
     parser.add_argument("--regions", default="10", help="a number, or `each`: a region a table")
     parser.add_argument("--active", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--ids-per-stripe", type=int, nargs="+", default=[1])
+    parser.add_argument("--ids-per-stripe", type=int, nargs="+", default=[0])
     parser.add_argument("--server-src", type=Path, help="another tree, in turns with this one")
     parser.add_argument("--json", type=Path)
     parser.add_argument(
