@@ -1,6 +1,6 @@
 """Rows per CPU-second of the decoder: kernels and their plain twins, on rows that a real TiDB wrote.
 
-    python benchmarks/decode.py LOG.jsonl.gz... [--rows N] [--json]
+    python -m benchmarks.decode LOG.jsonl.gz... [--rows N] [--json]
 
 LOG is a recorded change log (`narrow`: 5 columns, `wide`: 44). A third of the rows are updates with both
 images, the others inserts, as in a loaded table. They are shuffled again in every pass, because the branch
@@ -21,12 +21,10 @@ predictor would learn a repeated order. Each figure is the best of the passes, i
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import random
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,17 +32,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from benchmarks.recorded import OneTable, blocks_of, read_log, sealed, with_updates
 
 from tidegate.kernel import address, kernel, load_i32
 from tidegate.model import cells
-from tidegate.model.block import ENTRY_SCHEMA, OP_DELETE, OP_PUT
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.mounter import decode
 from tidegate.mounter.batch_layout import Layout
 from tidegate.mounter.columns import fill_of, target_type, to_arrow
 from tidegate.mounter.integrity import Tally, column_sums, verify
 from tidegate.mounter.mounter import Entry, mount_row
-from tidegate.tidb import checksum
 from tidegate.tidb.kernels import arrow as arrow_kernels
 from tidegate.tidb.kernels import row as row_kernels
 from tidegate.tidb.kernels import row_context
@@ -52,7 +49,6 @@ from tidegate.tidb.kernels.checksum import MATCHED, check_image
 from tidegate.tidb.kernels.json import STACK_WORDS
 from tidegate.tidb.kernels.text import I64, CellWords
 from tidegate.tidb.kernels.zone import month_lines
-from tidegate.tidb.table_info import table_schema
 
 BATCHES = (64, 1_000, 10_000)
 VALUES = ("value", "old_value")
@@ -71,78 +67,6 @@ def check_images(n: int, ends: int, data: int, key_ends: int, keys: int) -> int:
     return matched
 
 
-class OneTable:
-    """A schema store with one version of one table."""
-
-    def __init__(self, table: TableSchema) -> None:
-        self.table = table
-
-    def versions(
-        self, physical_id: int, after: int, upto: int, follows: object = None
-    ) -> list[tuple[int, TableSchema | None]]:
-        return [(0, self.table)]
-
-
-def read_log(path: Path, limit: int) -> tuple[TableSchema, list[Entry]]:
-    """The busiest table of a log and its changes under its first public version."""
-    infos: dict[int, list[tuple[int, dict[str, Any]]]] = {}
-    held: dict[str, str] = {}
-    changes: dict[int, list[Entry]] = {}
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            record = json.loads(line)
-            if record["type"] not in ("base", "txn"):
-                continue
-            for mutation in record["mutations"]:
-                key, value = mutation["key"], mutation.get("value", "")
-                if key.startswith("6d") and value.startswith("7b") and b'"cols"' in bytes.fromhex(value):
-                    info = json.loads(bytes.fromhex(value))
-                    infos.setdefault(info["id"], []).append((record["commit_ts"], info))
-                if (
-                    mutation["op"] in ("put", "insert", "delete")
-                    and key.startswith("74")
-                    and key[18:22] == "5f72"
-                ):
-                    _note(changes, held, record, mutation)
-    table_id = Counter({key: len(rows) for key, rows in changes.items() if key in infos}).most_common(1)[0][0]
-    (version, info), *later = [item for item in infos[table_id] if item[1]["state"] == 5]
-    end = later[0][0] if later else 1 << 64
-    entries = [entry for entry in changes[table_id] if version < entry.commit_ts <= end]
-    return table_schema("bench", info, version), entries[:limit]
-
-
-def _note(
-    changes: dict[int, list[Entry]], held: dict[str, str], record: dict[str, Any], mutation: dict[str, Any]
-) -> None:
-    key, value = mutation["key"], mutation.get("value", "")
-    old = held.get(key, "")
-    held[key] = value
-    if "start_ts" in record and (value or old):
-        op = OP_PUT if value else OP_DELETE
-        entry = Entry(record["commit_ts"], record["start_ts"], op, *map(bytes.fromhex, (key, value, old)))
-        changes.setdefault(int(key[2:18], 16) - (1 << 63), []).append(entry)
-
-
-def with_updates(entries: list[Entry]) -> list[Entry]:
-    """Make every third row an update, with the value of another row as its old image."""
-    values = [entry.value for entry in entries if entry.value]
-    return [
-        entry._replace(old_value=values[i % len(values)]) if i % 3 == 0 and entry.value else entry
-        for i, entry in enumerate(entries)
-    ]
-
-
-def blocks_of(entries: list[Entry], batch: int) -> list[pa.RecordBatch]:
-    """The entries, shuffled, in blocks of `batch` rows."""
-    shuffled = random.sample(entries, len(entries))
-    made = []
-    for at in range(0, len(shuffled) - batch + 1, batch):
-        columns = zip(*shuffled[at : at + batch], strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, ENTRY_SCHEMA, strict=True)]
-        made.append(pa.record_batch(arrays, schema=ENTRY_SCHEMA))
-    return made
-
-
 def best(prepare: Callable[[], tuple[Callable[[], object], int]], passes: int) -> float:
     """Rows per CPU-second, the best of several passes. Preparation is not counted."""
     rates = []
@@ -152,17 +76,6 @@ def best(prepare: Callable[[], tuple[Callable[[], object], int]], passes: int) -
         run()
         rates.append(rows / (time.process_time() - start))
     return max(rates)
-
-
-def sealed(entries: list[Entry]) -> list[Entry]:
-    """The entries as TiDB writes them with row checksums on."""
-    return [
-        entry._replace(
-            value=checksum.sealed(entry.value, entry.key) if entry.value else b"",
-            old_value=checksum.sealed(entry.old_value, entry.key) if entry.old_value else b"",
-        )
-        for entry in entries
-    ]
 
 
 def json_as_bytes(table: TableSchema) -> TableSchema:
