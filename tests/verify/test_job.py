@@ -150,6 +150,11 @@ def test_ranges_of_keys_bounds_and_what_cannot_be_compared(pair: Pair) -> None:
         pair.search("codes", keys=(0, 1))
     with pytest.raises(InvalidInput, match=r"the source has no table shop\.none"):
         tables_at(pair.pd, pair.ts, ["shop.acc", "shop.none"])
+    lake = Lakehouse(pair.root)
+    (row,) = [row for row in lake.snapshot_rows() if row.table == "codes"]
+    lake.create(row.path, lake.dataset(row.path).schema, ["n"])
+    lake.republish(pair.ts, [replace(row, version=lake.version(row.path))])
+    assert "is partitioned by n at the target" in pair.search("codes").note
     pair.pd.update_service_gc_safepoint("gc_worker", 1 << 40, pair.ts + 1)
     with pytest.raises(InvalidInput, match="has no history at ts"), history_held(pair.pd, pair.ts):
         pass

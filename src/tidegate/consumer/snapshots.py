@@ -66,15 +66,27 @@ class TableSnapshot:
         """The rows in memory."""
         return self._lake.read(self._path, self.version, columns)
 
+    @property
+    def partition_columns(self) -> list[str]:
+        """The columns by which the table is partitioned; empty: it is not."""
+        return self._lake.partition_columns(self._path, self.version)
+
     def files(self) -> list[Path]:
-        """The Parquet files that hold the rows."""
+        """The Parquet files that hold the rows, without the values of partition columns: see `dataset`."""
         return self._lake.files(self._path, self.version)
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
         """The rows as a DataFrame over the version's Parquet files, with the table's columns and types."""
         files = [str(file) for file in self.files()]
-        ddl = spark_schema(self.dataset().schema)
-        return spark.read.schema(ddl).parquet(*files) if files else spark.createDataFrame([], ddl)
+        schema = self.dataset().schema
+        ddl = spark_schema(schema)
+        if not files:
+            return spark.createDataFrame([], ddl)
+        if not self.partition_columns:
+            return spark.read.schema(ddl).parquet(*files)
+        # Spark takes the values from the names of the folders below this path, and puts the columns last.
+        rows = spark.read.schema(ddl).option("basePath", str(self.directory)).parquet(*files)
+        return rows.select(*(rows[f"`{name.replace('`', '``')}`"] for name in schema.names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,10 @@ class Verification:
         return Cuts.whole(low, end)
 
     def _unlike(self) -> str:
-        """How the columns of the two sides differ; empty when they are the same."""
+        """How the columns of the two sides differ, or why they are not compared; otherwise empty."""
+        if columns := self._target.partition_columns:
+            # The comparison reads the files of the target one by one, and they lack these columns.
+            return f"the table is partitioned by {', '.join(columns)} at the target: use `tidegate compare`"
         here = set(self.shape.schema.names)
         there = {name for name in self._target.dataset().schema.names if not name.startswith("_tidegate_")}
         if here == there:

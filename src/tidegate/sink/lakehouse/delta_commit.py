@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, write_deltalake
 from deltalake.transaction import AddAction
+
+from tidegate.sink.lakehouse.partition_values import as_text, columns_of
 
 MARK: Final = "tidegate.target"
 """The table property with the identity of the target to which a table belongs."""
@@ -36,9 +38,13 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _COMMITTED_BY_ANOTHER: Final = ("already exists", "Invalid table version")
 
 
-def configuration(schema: pa.Schema) -> dict[str, str]:
-    """The properties of a table with these columns, except the mark."""
-    safe = [f.name for f in schema if f.type in _STATS_SAFE and _PLAIN_NAME.fullmatch(f.name)]
+def configuration(schema: pa.Schema, partition_by: Sequence[str] = ()) -> dict[str, str]:
+    """The properties of a table with these columns, except the mark.
+
+    Partition columns have no statistics: Spark refuses a table that asks for them.
+    """
+    stored = [field for field in schema if field.name not in partition_by]
+    safe = [f.name for f in stored if f.type in _STATS_SAFE and _PLAIN_NAME.fullmatch(f.name)]
     settings = {"delta.enableExpiredLogCleanup": "false", "delta.dataSkippingNumIndexedCols": "0"}
     return settings | ({"delta.dataSkippingStatsColumns": ",".join(safe)} if safe else {})
 
@@ -55,6 +61,13 @@ def append(table: DeltaTable, rows: pa.Table) -> None:
 
 def add_columns(table: DeltaTable, schema: pa.Schema) -> None:
     """Append the columns of `schema` that the table lacks, null in all rows, without new data files."""
+    if columns_of(table):
+        # A write with new columns would put the partition columns last, and the order is part of a table's
+        # definition.
+        held = {field.name for field in table.schema().fields}
+        fresh = [field for field in Schema.from_arrow(schema).fields if field.name not in held]
+        table.alter.add_columns(fresh, commit_properties=ONCE, post_commithook_properties=HOOKS)
+        return
     write_deltalake(
         table,
         schema.empty_table(),
@@ -77,14 +90,15 @@ def overwrite_where(table: DeltaTable, rows: pa.Table, predicate: str) -> None:
     )
 
 
-def overwrite(table: DeltaTable, rows: pa.RecordBatchReader) -> None:
-    """Replace rows, columns and properties of the whole table."""
+def overwrite(table: DeltaTable, rows: pa.RecordBatchReader, partition_by: Sequence[str]) -> None:
+    """Replace rows, columns, partition columns and properties of the whole table."""
     write_deltalake(
         table,
         rows,
         mode="overwrite",
         schema_mode="overwrite",
-        configuration=configuration(rows.schema),
+        configuration=configuration(rows.schema, partition_by),
+        partition_by=list(partition_by),
         commit_properties=ONCE,
         post_commithook_properties=HOOKS,
     )
@@ -129,7 +143,7 @@ def files_with_counts(table: DeltaTable) -> list[Any]:
         AddAction(
             row["path"],
             row["size_bytes"],
-            {},
+            {name: as_text(value) for name, value in (row.get("partition") or {}).items()},
             row["modification_time"],
             True,
             f'{{"numRecords":{row["num_records"]}}}',
@@ -144,6 +158,7 @@ def add_files(table: DeltaTable, actions: list[Any], schema: pa.Schema) -> None:
         actions,
         mode="append",
         schema=schema,
+        partition_by=columns_of(table),
         commit_properties=ONCE,
         post_commithook_properties=HOOKS,
     )

@@ -40,7 +40,7 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 
 from tidegate.errors import Fatal, InvalidInput, Retryable, shown
-from tidegate.sink.lakehouse.store import OWN, TRASH, said
+from tidegate.sink.lakehouse.store import LOG, OWN, TRASH, said
 
 SCHEME: Final = "delta+s3"
 DELETE_A_PIECE: Final = 1_000
@@ -215,6 +215,21 @@ class ObjectStore:
     def files(self, folder: str) -> dict[str, float]:
         found = self._listed(folder)["objects"]
         return {one["path"].rpartition("/")[2]: one["last_modified"].timestamp() for one in found}
+
+    def files_below(self, table: str) -> dict[str, float]:
+        listed = self._listed(table)
+        found = {one["path"].rpartition("/")[2]: one["last_modified"] for one in listed["objects"]}
+        for folder in listed["common_prefixes"]:
+            # The log may have thousands of files: its keys are not listed.
+            if folder.rpartition("/")[2] != LOG:
+                with self._asking(folder):
+                    pages = obstore.list(self._store, folder)
+                    found |= {
+                        one["path"].removeprefix(f"{table}/"): one["last_modified"]
+                        for page in pages
+                        for one in page
+                    }
+        return {name: changed.timestamp() for name, changed in found.items()}
 
     def names(self, folder: str, after: str = "") -> list[str]:
         if not after:

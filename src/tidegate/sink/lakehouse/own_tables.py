@@ -29,12 +29,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.sink.lakehouse.delta_commit import HOOKS, MARK, committed_by_another, configuration
 from tidegate.sink.lakehouse.open_tables import OpenTables, reading
+from tidegate.sink.lakehouse.partition_values import columns_of, guarantee, values_of
 from tidegate.sink.lakehouse.snapshot_rows import SNAPSHOT_SCHEMA
 from tidegate.sink.lakehouse.store import SNAPSHOTS, Store, said, translated
 from tidegate.sink.lakehouse.takeover import Takeover
@@ -96,15 +98,15 @@ class OwnTables:
         with translated(self._store, path):
             return bool(DeltaTable.is_deltatable(self._store.uri(path), storage_options=self._store.options))
 
-    def begin(self, path: str, schema: pa.Schema) -> None:
+    def begin(self, path: str, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
         """Create an empty table with the target's mark.
 
         Fatal if anything is at this path. Retryable if another consumer creates the same table at this
         moment.
         """
-        self._begin(path, schema, self.identity())
+        self._begin(path, schema, self.identity(), partition_by)
 
-    def _begin(self, path: str, schema: pa.Schema, identity: str) -> None:
+    def _begin(self, path: str, schema: pa.Schema, identity: str, partition_by: Sequence[str] = ()) -> None:
         self._store.make_folder(path)
         # A writer that was killed before its first commit has left at most an empty log.
         entries = entries_of(self._store, path)
@@ -120,7 +122,8 @@ class OwnTables:
                 DeltaTable.create(
                     self._store.uri(path),
                     schema=schema,
-                    configuration={MARK: identity} | configuration(schema),
+                    partition_by=list(partition_by),
+                    configuration={MARK: identity} | configuration(schema, partition_by),
                     storage_options=self._store.options,
                     post_commithook_properties=HOOKS,
                     raise_if_key_not_exists=False,
@@ -173,6 +176,15 @@ class OwnTables:
         """The rows of some of a table's data files."""
         names = [self._store.file(f"{path}/{name}") for name in files]
         schema = pa.schema(table.schema())
+        if columns_of(table):
+            values = {unquote(name): held for name, held in values_of(table).items()}
+            return ds.FileSystemDataset.from_paths(
+                names,
+                schema=schema,
+                format=ds.ParquetFileFormat(),
+                filesystem=self._store.filesystem or pyarrow.fs.LocalFileSystem(),
+                partitions=[guarantee(values[name], schema) for name in files],
+            )
         return ds.dataset(names, schema=schema, format="parquet", filesystem=self._store.filesystem)
 
     # --- writing

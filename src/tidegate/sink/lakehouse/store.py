@@ -32,6 +32,8 @@ from tidegate.errors import Fatal
 
 OWN: Final = "_tidegate"
 """The folder of the consumer's own files in a target."""
+LOG: Final = "_delta_log"
+"""The folder of a table's log."""
 SNAPSHOTS: Final = f"{OWN}/snapshots"
 """The path of the table of snapshots in a target of Delta tables."""
 TRASH: Final = f"{OWN}/trash"
@@ -88,6 +90,11 @@ class Store(Protocol):
 
     def files(self, folder: str) -> dict[str, float]:
         """The files directly in a folder, and when each was last changed; empty if there is no folder."""
+
+    def files_below(self, table: str) -> dict[str, float]:
+        """The files of a table's folder and of its partitions' folders, without its log; as `files`, with
+        their paths below the table.
+        """
 
     def names(self, folder: str, after: str = "") -> list[str]:
         """The names of these files, in no order; only those that sort after `after`, compared as bytes."""
@@ -201,6 +208,20 @@ class DiskStore:
                 found[entry.name] = entry.stat(follow_symlinks=False).st_mtime
         return found
 
+    def files_below(self, table: str) -> dict[str, float]:
+        found = self.files(table)
+        # Not `folders`, which asks the disk about each entry: a table may have thousands of files.
+        try:
+            with os.scandir(self.root / table) as entries:
+                folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return found
+        for folder in folders:
+            if folder != LOG:
+                below = self.files_below(f"{table}/{folder}")
+                found |= {f"{folder}/{name}": changed for name, changed in below.items()}
+        return found
+
     def names(self, folder: str, after: str = "") -> list[str]:
         return [entry.name for entry in self._entries(folder) if entry.name > after]
 
@@ -252,6 +273,7 @@ class DiskStore:
         # A file never changes, so one that is there has these bytes.
         if (self.root / target).exists():
             return
+        (self.root / target).parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(self.root / source, self.root / target)
         except OSError:

@@ -44,7 +44,7 @@ class TableFiles:
         self.left = False
         yield from self._read(needed[0])
         names, self.left = self._history.unneeded(needed, data_before)
-        here = set(self._store.names(self._folder))  # an earlier process may have deleted them
+        here = set(self._store.files_below(self._folder))  # an earlier process may have deleted them
         self._history.forget(name for name in names if name not in here)
         yield from self._delete_data([name for name in names if name in here], needed[0])
         if not self._swept:
@@ -94,7 +94,7 @@ class TableFiles:
             return []
         times = {
             name: changed
-            for name, changed in self._store.files(self._folder).items()
+            for name, changed in self._store.files_below(self._folder).items()
             if name.endswith(".parquet") and not self._history.knows(name)
         }
         found = [name for name, changed in times.items() if changed <= before]

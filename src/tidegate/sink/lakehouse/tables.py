@@ -36,6 +36,7 @@ from tidegate.model.path_part import path_part
 from tidegate.sink.lakehouse import delta_commit
 from tidegate.sink.lakehouse.delta_commit import MARK, configuration
 from tidegate.sink.lakehouse.own_tables import OwnTables, entries_of, files_of, listed
+from tidegate.sink.lakehouse.partition_values import check_rows, columns_of, files_of_fullest
 from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES, SnapshotRow
 from tidegate.sink.lakehouse.snapshot_table import SnapshotTable
 from tidegate.sink.lakehouse.store import OWN, SNAPSHOTS, DiskStore, Store, store_of, translated
@@ -128,7 +129,11 @@ class Lakehouse:
         """The newest version of a table."""
         return int(self._tables.open(path).version())
 
-    def create(self, path: str, schema: pa.Schema) -> None:
+    def partition_columns(self, path: str, version: int | None = None) -> list[str]:
+        """The columns by which a table is partitioned at a version; empty: it is not."""
+        return columns_of(self._tables.open(path, version))
+
+    def create(self, path: str, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
         """Make the path an empty table of this schema; its earlier rows stay readable at older versions.
 
         Fatal if something that is not the target's is at this path, or the folder of another table whose name
@@ -139,18 +144,20 @@ class Lakehouse:
         self._tables.identity()
         self.store.check_folder(path)
         if self.exists(path) and self._tables.is_own(path):
-            self._overwrite(path, schema, iter(()))
+            self._overwrite(path, schema, iter(()), partition_by)
         else:
-            self._tables.begin(path, schema)
+            self._tables.begin(path, schema, partition_by)
 
     def append(self, path: str, rows: pa.Table) -> None:
         """Add rows."""
         with self._tables.writing(path) as table:
+            check_rows(rows, columns_of(table), self.store.uri(path))
             delta_commit.append(table, rows)
 
     def merge(self, path: str, upserts: pa.Table, deletes: pa.Table, keys: Sequence[str]) -> None:
         """Insert or replace rows and delete keys, in one commit: see `delta_commit.merge`."""
         with self._tables.writing(path) as table:
+            check_rows(upserts, columns_of(table), self.store.uri(path))
             delta_commit.merge(table, upserts, deletes, keys)
 
     def add_null_columns(self, path: str, schema: pa.Schema) -> None:
@@ -162,9 +169,9 @@ class Lakehouse:
 
     def replace(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         """Replace all rows with those of `batches`, in one commit. They may be read from the table's own
-        files.
+        files. The partition columns stay.
         """
-        self._overwrite(path, schema, batches)
+        self._overwrite(path, schema, batches, self.partition_columns(path))
 
     def rename(self, source: str, target: str, version: int | None = None) -> None:
         """Copy the rows of one path to another: the data files are linked or copied, none is rewritten.
@@ -176,7 +183,7 @@ class Lakehouse:
         """
         held = self._tables.open(source, version)
         # Checked before `create`, which would already empty the target's folder.
-        there = set(self.store.names(source))
+        there = set(self.store.files_below(source))
         missing = [name for name in files_of(held) if name not in there]
         if missing:
             raise Fatal(
@@ -186,14 +193,14 @@ class Lakehouse:
                 fix="start a new target directory; a longer --retention-hours keeps them",
             )
         schema = pa.schema(held.schema())
-        self.create(target, schema)
+        self.create(target, schema, columns_of(held))
         actions = delta_commit.files_with_counts(held)
         # The files before the commit that names them.
         for action in actions:
             name = unquote(action.path)
-            if self.store.shared:
-                action.path = f"{uuid.uuid4().hex}.parquet"
-            self.store.copy(f"{source}/{name}", f"{target}/{unquote(action.path)}")
+            # delta-rs encodes the path again.
+            action.path = f"{uuid.uuid4().hex}.parquet" if self.store.shared else name
+            self.store.copy(f"{source}/{name}", f"{target}/{action.path}")
         with self._tables.writing(target) as table:
             delta_commit.add_files(table, actions, schema)
         self._tables.skip_commit(target)
@@ -234,8 +241,8 @@ class Lakehouse:
         return self.dataset(path, version).to_table(columns=columns)
 
     def compact(self, path: str) -> bool:
-        """Merge small data files when there are more than `COMPACT_FILES`; the rows stay the same."""
-        if self.file_count(path) <= COMPACT_FILES:
+        """Merge small data files when a partition has more than `COMPACT_FILES`; the rows stay the same."""
+        if files_of_fullest(self._tables.open(path)) <= COMPACT_FILES:
             return False
         with self._tables.writing(path) as table:
             delta_commit.compact(table)
@@ -344,17 +351,21 @@ class Lakehouse:
         found -= set(store.discarded())
         return sorted(path for path in found if store.shared or store.has_folder(f"{path}/_delta_log"))
 
-    def _overwrite(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    def _overwrite(
+        self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], partition_by: Sequence[str]
+    ) -> None:
         raised: list[Exception] = []
+        if partition_by:
+            batches = _checked(batches, partition_by, self.store.uri(path))
         reader = pa.RecordBatchReader.from_batches(schema, _keeping_errors(batches, raised))
         held = pa.schema(self._tables.writable(path).schema()).names
         if held != schema.names and set(held) == set(schema.names):
             # delta-rs ignores a schema that differs only in the order of columns, so remove all columns
             # first.
-            self._overwrite(path, _NO_COLUMNS, iter(()))
+            self._overwrite(path, _NO_COLUMNS, iter(()), ())
         try:
             with self._tables.writing(path) as table:
-                delta_commit.overwrite(table, reader)
+                delta_commit.overwrite(table, reader, partition_by)
         except (DeltaError, InvalidInput, Retryable) as error:
             if not raised:
                 raise
@@ -363,7 +374,7 @@ class Lakehouse:
         # A commit of its own. If the process dies before it, no snapshot names the rows either, and both are
         # undone.
         with self._tables.writing(path) as table:
-            delta_commit.set_properties(table, configuration(schema))
+            delta_commit.set_properties(table, configuration(schema, partition_by))
 
 
 def _check_empty(store: Store) -> None:
@@ -377,6 +388,15 @@ def _check_empty(store: Store) -> None:
             why=f"none of it was made by a consumer, and a target owns its {kind}",
             fix=f"choose a new or empty {kind}",
         )
+
+
+def _checked(
+    batches: Iterator[pa.RecordBatch], partition_by: Sequence[str], where: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches; Fatal at one with a partition value that cannot be stored."""
+    for batch in batches:
+        check_rows(batch, partition_by, where)
+        yield batch
 
 
 def _keeping_errors(batches: Iterator[pa.RecordBatch], raised: list[Exception]) -> Iterator[pa.RecordBatch]:
