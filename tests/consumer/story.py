@@ -15,7 +15,7 @@ import pyarrow as pa
 from tests.consumer.bank import UNIQUE, unique_index
 from tests.consumer.each_target import SCHEMA, Rows
 from tests.consumer.test_ddl_at_target import message
-from tidegate.consumer import ddl_plan
+from tidegate.consumer import ddl_plan, partition_spec
 from tidegate.consumer.convert import TargetColumn
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import BagEffect, Effect
@@ -33,7 +33,8 @@ def _infos() -> dict[str, dict[str, Any]]:
     key = ColumnSpec("id", 8, 20, flag=NOT_NULL | PRIMARY)
     place = ColumnSpec("place", 15, 40, flag=NOT_NULL | UNIQUE, text=True)
     seats = table_info(81, "seats", [key, place], ["id"])
-    seats["index_info"] = [unique_index(1, "place", 1)]
+    # Files divide it by the unique value, which rows pass to each other. A database does not look at it.
+    seats |= {partition_spec.MEMBER: ["place"]} | {"index_info": [unique_index(1, "place", 1)]}
     money = table_info(82, "money", [key, ColumnSpec("balance", 8, 20)], ["id"])
     log = table_info(83, "log", [ColumnSpec("id", 8, 20), ColumnSpec("what", 15, 40, text=True)], ["id"])
     return {"seats": seats, "money": money, "log": log | {"pk_is_handle": False}}

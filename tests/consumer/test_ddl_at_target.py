@@ -1,4 +1,7 @@
-"""DDL that moves rows without row events, on Delta and Iceberg tables: a real TiDB's jobs, RECOVER TABLE."""
+"""DDL that moves rows without row events, on Delta and Iceberg tables: a real TiDB's jobs, RECOVER TABLE.
+
+Partitioned targets divide the files of some tables by v, which is equal to the key in all rows.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,16 @@ from tidegate.codec.base import DdlMessage
 from tidegate.consumer.delta import maintenance as of_delta
 from tidegate.consumer.iceberg import maintenance as of_iceberg
 from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.rules import Rules
+from tidegate.consumer.selection import Selection
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent
 from tidegate.mounter.schema_store import SchemaStore
 
 RECOVER = 25
+FILLED = ("r", "r2", "ex", "n", "old", "back")
+"""The tables with a column v that tests fill, under all their names."""
 
 
 def recorded(case: str) -> Iterator[tuple[str, list[DdlEvent]]]:
@@ -40,9 +47,12 @@ class Target:
     """A target that DDLs and rows are applied to by hand."""
 
     def __init__(self, root: Path, kind: str) -> None:
-        self.root = root
-        self._of = at_delta.applier_of if kind == "delta" else at_iceberg.applier_of
-        self._upkeep = of_delta if kind == "delta" else of_iceberg
+        self.root, at = root, at_delta if kind.startswith("delta") else at_iceberg
+        rules = Rules(
+            partition_by=tuple(f"d_part.{name}:v" for name in FILLED) if kind.endswith("partitioned") else ()
+        )
+        self._of = lambda folder: at.applier_of(folder, selection=Selection(rules))
+        self._upkeep = of_delta if kind.startswith("delta") else of_iceberg
         self.applier = self._of(root)
         self.inner = self.applier.target
 
@@ -63,6 +73,7 @@ class Target:
     def ids(self, name: tuple[str, str], column: str = "id") -> list[int]:
         table = self.inner.tables[name]
         assert self.inner.lake.version(table.path) == table.version
+        assert self.inner.lake.partition_spec(table.path) == table.definition.partition_by
         batches = self.inner.lake.batches(table.path, table.definition.arrow_schema)
         return sorted(value for batch in batches for value in batch[column].to_pylist())
 
@@ -83,7 +94,7 @@ class Target:
         self.inner.recover()
 
 
-@pytest.fixture(params=["delta", "iceberg"])
+@pytest.fixture(params=["delta", "iceberg", "delta partitioned", "iceberg partitioned"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
     made = Target(tmp_path / "target", request.param)
     made.inner.recover()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.consumer.at_delta import applier_of
 from tests.consumer.logs import bank_topic, snapshots
 from tests.consumer.memory_topic import consume
+from tidegate.consumer.rules import Rules
+from tidegate.consumer.selection import Selection
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
 
@@ -18,7 +22,8 @@ from tidegate.errors import InvalidInput
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("lake") / "target"
-    consume(bank_topic("open-protocol", 2), made, until=snapshots()[2].ts, size=500)
+    applier = applier_of(made, selection=Selection(Rules(partition_by=("bank.transfers:region",))))
+    consume(bank_topic("open-protocol", 2), made, until=snapshots()[2].ts, size=500, applier=applier)
     return made
 
 
@@ -60,3 +65,9 @@ def test_spark_reads_the_same_rows(target: Path, spark: SparkSession) -> None:
         assert table.to_spark(spark).count() == table.to_arrow().num_rows, name
     accounts = open_snapshot(target).tables["bank.accounts"].to_spark(spark)
     assert str(accounts.selectExpr("sum(balance)").first()[0]) == "3000000.0000"
+    transfers = open_snapshot(target).tables["bank.transfers"]
+    assert transfers.partition_columns == ["region"]
+    found = transfers.to_spark(spark)
+    assert found.columns == transfers.to_arrow().column_names
+    counts = Counter(transfers.to_arrow()["region"].to_pylist())
+    assert {row["region"]: row["count"] for row in found.groupBy("region").count().collect()} == counts

@@ -134,6 +134,14 @@ def run(
             "counts."
         ),
     ] = None,
+    partition_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="For files: the columns by which new tables are partitioned, 'shop.orders:region' or, for "
+            "Iceberg, 'shop.*:day(created_at),bucket(16, id)'; may be repeated, and the first that matches a "
+            "table counts (docs/selection.md#partitioned-tables)."
+        ),
+    ] = None,
     schema_changes: Annotated[
         str,
         typer.Option(
@@ -255,6 +263,7 @@ def run(
                 drop_column=tuple(drop_column or ()),
                 soft_delete=tuple(soft_delete or ()),
                 schema_changes=SchemaChanges(schema_changes),
+                partition_by=tuple(partition_by or ()),
             ),
             mode=Mode(mode),
             until=until,

@@ -19,7 +19,7 @@ from typing import Final
 
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_plan, ddl_steps, ddl_text_plan, definition, schema_changes
+from tidegate.consumer import ddl_plan, ddl_steps, ddl_text_plan, definition, partition_spec, schema_changes
 from tidegate.consumer.assembler import STEP_BYTES, StagedPiece, StagedRun
 from tidegate.consumer.bad_rows import BadRows
 from tidegate.consumer.changes import (
@@ -34,6 +34,7 @@ from tidegate.consumer.ddl_steps import REPEAT, Drop, Nothing, Step
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, net_bag, net_effect
 from tidegate.consumer.parted import PARTS_MAX, PartedTable
+from tidegate.consumer.partition_checks import check_steps
 from tidegate.consumer.position import Position, Source
 from tidegate.consumer.row_clock import Clock
 from tidegate.consumer.schema_changes import SchemaChanges
@@ -212,6 +213,7 @@ class Applier:
             _refuse_if_needed(message, steps)
             # A copy: the steps change the target's own definitions.
             before = dict(self.target.definitions)
+            self._check_specs(steps, before, f"ts {message.ts}: {message.query[:200]}")
             self.target.intend(chosen.message, steps)
             for step in steps:
                 self.target.execute(step)
@@ -324,15 +326,29 @@ class Applier:
             known = self.target.definition(name)
             if known is None or (self.target.replays_sql and _other_key(known, segment)):
                 guessed = definition.guess(*name, segment.columns, segment.min_ts)
-                soft = self.selection.soft_delete(name)
-                self.target.execute(ddl_steps.Create(replace(guessed, soft_delete=soft)))
+                self._learn(ddl_steps.Create(self._as_ruled(guessed)))
             elif known.info is not None or self.target.replays_sql:
                 _check_columns(known, segment)
             elif (grown := self._grown(known, segment)) is not None:
-                self.target.execute(ddl_text_plan.regrown(known, grown))
+                self._learn(ddl_text_plan.regrown(known, grown))
         known = self.target.definition(name)
         assert known is not None
         return known
+
+    def _as_ruled(self, guessed: Definition) -> Definition:
+        """A guessed definition with what the rules say of its table."""
+        name = guessed.schema, guessed.table
+        spec = self.selection.partition_spec(name)
+        spec = partition_spec.resolved(spec, guessed.arrow_schema.names)
+        return replace(guessed, soft_delete=self.selection.soft_delete(name), partition_by=spec)
+
+    def _learn(self, step: Step) -> None:
+        """Execute a step that rows have shown to be needed."""
+        self._check_specs([step], {}, "rows of the topic, which no DDL describes")
+        self.target.execute(step)
+
+    def _check_specs(self, steps: Sequence[Step], held: Mapping[Name, Definition], where: str) -> None:
+        check_steps(steps, self.selection.partition_spec, held, where)
 
     def _grown(self, known: Definition, segment: StagedRun) -> Definition | None:
         # By offset, `min_ts` is an offset and no ts, so the version stays that of the table's last DDL.

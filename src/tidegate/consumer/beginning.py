@@ -20,6 +20,7 @@ from tidegate.consumer.checks import (
     without_added,
 )
 from tidegate.consumer.offsets import Offsets
+from tidegate.consumer.partition_checks import check_held
 from tidegate.consumer.places import place_of
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.progress import Listener
@@ -59,6 +60,7 @@ class Beginning:
             self.applier.selection.know(kept.sources)
         policy, tables = self.settings.rules.schema_changes, self.target.definitions.values()
         check_policy(policy, tables, str(self.address))
+        check_held(self.target.definitions, self.applier.selection.partition_spec, str(self.address))
         if held is not None:
             self.applier.ddl_floors.know(held.ddl_floors)
         if held is not None and held.epoch:

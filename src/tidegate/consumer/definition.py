@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 
 from tidegate.codec.base import WireColumn
-from tidegate.consumer import soft_delete
+from tidegate.consumer import partition_spec, soft_delete
 from tidegate.consumer.convert import (
     DECIMAL,
     ENUM,
@@ -31,6 +31,7 @@ from tidegate.consumer.convert import (
     to_target,
 )
 from tidegate.consumer.modify import WIRE_TYPES
+from tidegate.consumer.partition_spec import Spec
 from tidegate.errors import Fatal, Undecodable
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
@@ -70,6 +71,8 @@ class Definition:
     ignored: frozenset[str] = frozenset()
     """Names of columns whose values are not taken from rows (`schema_changes`): the table does not have them,
     or has an older column of that name."""
+    partition_by: Spec = ()
+    """How the files of a lakehouse table are divided. The table's own metadata store it, not `to_json`."""
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -140,7 +143,8 @@ def from_info(schema: str, info: dict[str, Any], version: int, table: str = "") 
     keys = tuple(described.columns[at].name for at in described.handle_key)
     made = Definition(schema, table or described.table, described.id, version, columns, keys, info)
     ignored = frozenset(name for names in info.get(IGNORED, {}).values() for name in names)
-    return replace(made, soft_delete=info.get(soft_delete.MEMBER, ""), ignored=ignored)
+    spec = partition_spec.of_info(info, made.arrow_schema.names)
+    return replace(made, soft_delete=info.get(soft_delete.MEMBER, ""), ignored=ignored, partition_by=spec)
 
 
 def target_column(column: Column) -> TargetColumn:

@@ -57,6 +57,7 @@ from tidegate.consumer.membership import Membership, new_flow
 from tidegate.consumer.notices import Notices
 from tidegate.consumer.offset_flow import OffsetFlow
 from tidegate.consumer.offsets import Offsets
+from tidegate.consumer.partition_checks import check_target
 from tidegate.consumer.progress import QUIET, Listener, Progress
 from tidegate.consumer.rounds import FetchRounds, News
 from tidegate.consumer.schema_changes import ignored_words
@@ -99,6 +100,7 @@ def run(
     Selection(settings.rules)  # refuse rules that cannot be parsed before a target is locked
     workers_of(settings.master)  # likewise for a --master that names nothing that can fetch
     address = address_of(settings.target, settings.upkeep, settings.database, by_offset=topic.by_offset)
+    check_target(settings.rules.partition_rules(), address.transforms, str(address))
     if settings.mode is Mode.ROW and not address.row_mode:
         raise InvalidInput(
             "this target has no --mode row",

@@ -13,6 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from tidegate.consumer.ddl_steps import Source
+from tidegate.consumer.partition_spec import Spec
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 from tidegate.sink.lakehouse.store import Store
 
@@ -59,6 +60,9 @@ class Lake(Protocol):
     def columns(self, path: str) -> list[str]:
         """The names of a table's columns, in order."""
 
+    def partition_spec(self, path: str, version: int | None = None) -> Spec:
+        """A table's partition spec at a version (None: its newest), as its own metadata have it."""
+
     def batches(self, path: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         """A table's rows at its newest version; `columns` are its columns and the types to return."""
 
@@ -75,8 +79,11 @@ class Lake(Protocol):
 
     # --- DDL
 
-    def make(self, schema: str, table: str, columns: pa.Schema) -> str:
-        """Create a new, empty table. Returns its path. Fatal when a table of someone else has the name."""
+    def make(self, schema: str, table: str, columns: pa.Schema, spec: Spec = ()) -> str:
+        """Create a new, empty table, partitioned by `spec`, which it keeps. Returns its path.
+
+        Fatal when a table of someone else has the name.
+        """
 
     def vanish(self, path: str) -> None:
         """Free the name of a table; `move` can bring its rows back."""

@@ -13,7 +13,7 @@ from itertools import chain
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.consumer import ddl_plan, ddl_steps
+from tidegate.consumer import ddl_plan, ddl_steps, partition_spec
 from tidegate.consumer.ddl_steps import REPEAT, Dropped
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.definition_files import DefinitionFiles
@@ -74,7 +74,7 @@ class LakeSteps:
     def _create(self, made: Definition) -> Table:
         # TRUNCATE is a create over the old table, and a repeated create must begin empty.
         self._drop((made.schema, made.table))
-        path = self._lake.make(made.schema, made.table, made.arrow_schema)
+        path = self._lake.make(made.schema, made.table, made.arrow_schema, made.partition_by)
         table = Table(made, path, self._lake.version(path))
         self._tables[made.schema, made.table] = table
         self._know(table, made)
@@ -140,7 +140,18 @@ class LakeSteps:
         return all(pc.all(members.mask(batch), min_count=0).as_py() for batch in self._rows_of(table))
 
     def _restore(self, made: Definition, dropped: Dropped) -> None:
-        """Bring a dropped table back. Fatal when the kept rows have other columns than the DDL says."""
+        """Bring a dropped table back. Fatal when the kept rows have other columns than the DDL says, or are
+        partitioned otherwise than the rules say.
+        """
+        kept_spec = self._lake.partition_spec(dropped.path, dropped.version)
+        if not partition_spec.same(kept_spec, made.partition_by):
+            raise Fatal(
+                "a table that comes back is partitioned otherwise than the rules say",
+                where=f"table {made.name}",
+                why=f"it was created with {partition_spec.in_words(kept_spec)}, and is given "
+                f"{partition_spec.in_words(made.partition_by)}",
+                fix=f"give it the first spec with {partition_spec.OPTION}, and start again",
+            )
         # Moved before its columns are compared, because only the restored version shows them. A Fatal below
         # leaves nothing behind: no snapshot names the table, so `recover` undoes the move.
         path = self._lake.move(dropped.path, made.schema, made.table, dropped.version)

@@ -154,6 +154,8 @@ class LakeTarget:
             known, number = self._files.find(
                 row.path, partial(self.lake.holds, row.path), self.lake.columns(row.path), position
             )
+            # The table's own metadata are the truth: they say how its files are divided.
+            known = replace(known, partition_by=self.lake.partition_spec(row.path))
             version = self.lake.version(row.path)
             self.tables[row.schema, row.table] = Table(known, row.path, version, number)
         # Last, because until all tables are restored and known, one that the snapshot names would look

@@ -4,6 +4,7 @@
     route              `shop.*=copy.*`: a `*` at the target repeats what the `*` at the source matched
     drop-column        `shop.users.phone`, `*.*.secret_*`
     soft-delete        `shop.orders.deleted_at`: the tables, and a column that says when a row was deleted
+    partition-by       `shop.orders:region,day(at)`: how the files of a table are divided (`partition_spec`)
     schema-changes     what happens when columns change upstream (`schema_changes`)
 
 `table_rules` says what they mean for a table, `selection` applies them to rows and DDLs.
@@ -16,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from tidegate.consumer.partition_spec import OPTION as PARTITION_BY
+from tidegate.consumer.partition_spec import PartitionRule
 from tidegate.consumer.schema_changes import OPTION, SchemaChanges
 from tidegate.consumer.soft_delete import SoftDelete
 from tidegate.errors import Fatal, InvalidInput
@@ -51,11 +54,15 @@ class Rules:
     """The first rule that matches a table gives its column; other tables lose their deleted rows."""
     schema_changes: SchemaChanges = SchemaChanges.EVOLVE
     """Only `ignore` must stay the same for a target: the other policies lead to the same tables."""
+    partition_by: tuple[str, ...] = ()
+    """The first rule that matches a table gives its partition spec. Rules for tables that the target does not
+    have yet may be added at any time."""
 
     @property
     def given(self) -> tuple[str, ...]:
         """The rules as options of the command line, in the form that the position stores."""
-        return (*self.selecting, IGNORING) if self.schema_changes is SchemaChanges.IGNORE else self.selecting
+        ignoring = (IGNORING,) if self.schema_changes is SchemaChanges.IGNORE else ()
+        return (*self.selecting, *ignoring, *(f"{PARTITION_BY} {rule}" for rule in self.partition_by))
 
     @property
     def selecting(self) -> tuple[str, ...]:
@@ -89,6 +96,10 @@ class Rules:
     def soft_deletes(self) -> tuple[SoftDelete, ...]:
         """The rules in the order in which they are tried; InvalidInput for one that cannot be parsed."""
         return tuple(map(SoftDelete.of, self.soft_delete))
+
+    def partition_rules(self) -> tuple[PartitionRule, ...]:
+        """The rules in the order in which they are tried; InvalidInput for one that cannot be parsed."""
+        return tuple(map(PartitionRule.of, self.partition_by))
 
     def routes(self) -> tuple[Route, ...]:
         """The rules in the order in which they are tried; InvalidInput for one that cannot be parsed."""

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tidegate.codec.base import DdlMessage, WireColumn
-from tidegate.consumer import soft_delete, sql_columns, sql_replay
+from tidegate.consumer import partition_spec, soft_delete, sql_columns, sql_replay
 from tidegate.consumer.assembler import StagedPiece
 from tidegate.consumer.ddl_plan import DROP_SCHEMA, EXCHANGE, REPARTITION
 from tidegate.consumer.ddl_text import renamed_columns
 from tidegate.consumer.fetched import Fetched
+from tidegate.consumer.partition_spec import Spec
 from tidegate.consumer.position import Position, Source
 from tidegate.consumer.rules import IGNORING, NO_RULES, Name, Rules, routed_schemas
 from tidegate.consumer.selected_sql import Skip, SqlSelection
@@ -77,7 +78,7 @@ class Selection:
         self._sql = SqlSelection(self._rules)
         self._marked: dict[Name, str] = {}
         """The column for the ts of a deletion, by the name at the target, of tables that had rows so far."""
-        self._idle = not rules.selecting
+        self._idle = not rules.selecting and not rules.partition_by
         self._kept: dict[tuple[Name, tuple[WireColumn, ...]], tuple[WireColumn, ...]] = {}
 
     def know(self, sources: Iterable[Source]) -> None:
@@ -97,6 +98,10 @@ class Selection:
     def soft_delete(self, name: Name) -> str:
         """The column for deleted rows that `pieces` has added to a table at the target; empty: none."""
         return self._marked.get(name, "")
+
+    def partition_spec(self, name: Name) -> Spec:
+        """The partition spec that the rules give a table, by its name at the target."""
+        return self._rules.spec_at(name)
 
     def apart(self) -> Selection:
         """An independent copy, to ask about DDLs that may not be executed."""
@@ -253,8 +258,12 @@ class Selection:
             return info
         if self._rules.columns:
             info = self._without_columns(info, source)
-        mark = self._rules.column_for(source)
-        return soft_delete.in_info(info, mark) if mark and is_base_table(info) else info
+        if not is_base_table(info):
+            return info
+        if mark := self._rules.column_for(source):
+            info = soft_delete.in_info(info, mark)
+        spec = self._rules.spec_for(source)
+        return partition_spec.in_info(info, spec) if spec else info
 
     def _without_columns(self, info: dict[str, Any], source: Name) -> dict[str, Any]:
         columns = [
@@ -323,14 +332,16 @@ class Selection:
 def check_same_rules(held: Position, given: tuple[str, ...], target: str) -> None:
     """Raise InvalidInput if a target was filled under other rules; `held`: its position, or a write begun.
 
-    Ignoring changes of columns from now on is allowed: no value is missing then.
+    Ignoring changes of columns from now on is allowed: no value is missing then. Partition specs are compared
+    table by table (`partition_checks`), because they concern only tables that exist.
     """
-    if given in (held.rules, (*held.rules, IGNORING)):
+    kept, given = partition_spec.without_specs(held.rules), partition_spec.without_specs(given)
+    if given in (kept, (*kept, IGNORING)):
         return
     raise InvalidInput(
         "the target was filled under other rules",
         where=target,
-        why=f"it was filled with {' '.join(held.rules) or 'no rule'}, and is given "
+        why=f"it was filled with {' '.join(kept) or 'no rule'}, and is given "
         f"{' '.join(given) or 'no rule'}: what was left out before would be missing",
         fix="give the rules that it was filled with, in their order, or start a new target",
     )

@@ -1,8 +1,9 @@
 """The user's rules about each table, and the source of each table at the target. Pure.
 
-Is a table followed, under which name, without which columns, and with which column for deleted rows? Two
-tables of the source must not meet in one at the target, and DROP DATABASE must remove those that came from
-its schema: that is why `sources` is remembered. It is stored with the position.
+Is a table followed, under which name, without which columns, with which column for deleted rows, and by which
+columns are its files divided? Two tables of the source must not meet in one at the target, and DROP DATABASE
+must remove those that came from its schema: that is why `sources` is remembered. It is stored with the
+position.
 
 Bounds: `sources` has one entry for each table at the target, and none without a route.
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from copy import copy
 
-from tidegate.consumer import soft_delete
+from tidegate.consumer import partition_spec, soft_delete
+from tidegate.consumer.partition_spec import Spec
 from tidegate.consumer.position import Source
 from tidegate.consumer.rules import NO_RULES, Name, Rules, routed
 from tidegate.consumer.selection_refusals import dotted
@@ -27,6 +29,7 @@ class TableRules:
         """`sources`: as the position has them. Raises InvalidInput for a rule that cannot be read."""
         self._tables = rules.tables()
         self.columns, self.routes, self.soft_deletes = rules.columns(), rules.routes(), rules.soft_deletes()
+        self.partition_rules = rules.partition_rules()
         self._sources: dict[Name, tuple[Name, Name]] = {}
         """For each name at the target in lower case: that name, and the name at the source."""
         self.know(sources)
@@ -94,6 +97,14 @@ class TableRules:
     def column_for(self, source: Name) -> str:
         """The column that says when a row was deleted; empty: deleted rows are removed."""
         return soft_delete.column_for(*source, self.soft_deletes)
+
+    def spec_for(self, source: Name) -> Spec:
+        """The partition spec that a table gets when it is created."""
+        return partition_spec.spec_for(*source, self.partition_rules)
+
+    def spec_at(self, name: Name) -> Spec:
+        """The partition spec of a table by its name at the target."""
+        return self.spec_for(self._sources.get(folded(name), (name, name))[1])
 
     def apart(self) -> TableRules:
         """A copy that learns independently of this one."""

@@ -15,7 +15,7 @@ steps (`ddl_plan`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from tidegate.consumer.changes import Values
 from tidegate.consumer.ddl_steps import Dropped, Step
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import BagEffect, Effect
+from tidegate.consumer.partition_spec import Transform
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
 from tidegate.dispatcher.consistency import Visibility
@@ -199,6 +200,10 @@ class Address(Protocol):
     @property
     def row_mode(self) -> bool:
         """Whether partitions may be at different moments in it."""
+
+    @property
+    def transforms(self) -> Set[Transform]:
+        """The transforms by which its tables can be partitioned; empty: it has no partition specs."""
 
     @property
     def seen(self) -> Visibility:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tidegate.consumer.ddl_steps import Source
+from tidegate.consumer.partition_spec import PartitionField, Spec
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 from tidegate.sink.lakehouse.store import Store
 from tidegate.sink.lakehouse.tables import Lakehouse
@@ -45,10 +46,14 @@ class DeltaLake(Lakehouse):
         for row in rows:
             self.restore(row.path, row.version)
 
-    def make(self, schema: str, table: str, columns: pa.Schema) -> str:
+    def partition_spec(self, path: str, version: int | None = None) -> Spec:
+        """The partition columns of a table."""
+        return tuple(map(PartitionField, self.partition_columns(path, version)))
+
+    def make(self, schema: str, table: str, columns: pa.Schema, spec: Spec = ()) -> str:
         """Create a new, empty table at the path of this name."""
         path = self.path_for(schema, table)
-        self.create(path, columns)
+        self.create(path, columns, [field.column for field in spec])
         return path
 
     def vanish(self, path: str) -> None:

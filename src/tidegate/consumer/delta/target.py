@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from tidegate.consumer.delta.maintenance import Tidying
 from tidegate.consumer.directory_lock import OWN, lock_holder
 from tidegate.consumer.lake_target import LakeByHand, LakeTarget
 from tidegate.consumer.own_folder import mark_folder
+from tidegate.consumer.partition_spec import Transform
 from tidegate.consumer.position import Position
 from tidegate.consumer.target import Name, TargetStatus
 from tidegate.consumer.upkeep import Upkeep
@@ -44,6 +45,11 @@ class DeltaAddress:
     def row_mode(self) -> bool:
         """True: no one reads rows before a snapshot names them."""
         return True
+
+    @property
+    def transforms(self) -> Set[Transform]:
+        """Whole columns: the consumer writes no generated columns."""
+        return frozenset({Transform.IDENTITY})
 
     @property
     def seen(self) -> Visibility:
@@ -97,6 +103,11 @@ class BucketAddress:
     def row_mode(self) -> bool:
         """True: no one reads rows before a snapshot names them."""
         return True
+
+    @property
+    def transforms(self) -> Set[Transform]:
+        """Whole columns: the consumer writes no generated columns."""
+        return frozenset({Transform.IDENTITY})
 
     @property
     def seen(self) -> Visibility:

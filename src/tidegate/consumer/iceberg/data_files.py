@@ -19,6 +19,7 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
 from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC as UNPARTITIONED
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
@@ -30,10 +31,13 @@ from pyiceberg.types import (
     StringType,
 )
 
+from tidegate.consumer.iceberg.partitions import KeyPartitions, split
 from tidegate.consumer.net_effect import factorize
 
 FILE_BYTES: Final = 64 << 20
 """Bytes of a data file's rows in memory."""
+_PARTITION: Final = 3
+"""The place of the partition values in a `DataFile`."""
 _ORDERED: Final = (IntegerType, LongType, StringType, BinaryType, DecimalType)
 """Types of keys whose bounds in manifests are used: Python orders their values as Iceberg does."""
 
@@ -52,7 +56,21 @@ def written(metadata: TableMetadata, io: FileIO, batches: Iterable[pa.RecordBatc
         yield from _data_files(metadata, pa.Table.from_batches(held), io)
 
 
-def _data_files(metadata: TableMetadata, rows: pa.Table, io: FileIO) -> list[DataFile]:
+def _data_files(metadata: TableMetadata, rows: pa.Table, io: FileIO) -> Iterator[DataFile]:
+    """Write rows, at least one file for each partition among them."""
+    if metadata.spec().is_unpartitioned():
+        yield from _whole_files(metadata, rows, io)
+        return
+    # pyiceberg writes the files as if the table were not partitioned, and so puts them into one folder: a
+    # value may have any characters and any length. Readers take the values from the manifests.
+    plain = metadata.model_copy(update={"partition_specs": [UNPARTITIONED], "default_spec_id": 0})
+    for values, part in split(rows, metadata):
+        for file in _whole_files(plain, part, io):
+            file[_PARTITION] = values
+            yield file
+
+
+def _whole_files(metadata: TableMetadata, rows: pa.Table, io: FileIO) -> list[DataFile]:
     try:
         return list(_dataframe_to_data_files(metadata, rows, io))
     except UnicodeEncodeError:
@@ -80,10 +98,12 @@ def read(table: Table, task: FileScanTask, columns: pa.Schema) -> pa.Table:
 class Touched:
     """The keys that a merge changes, and a test which files may hold them."""
 
-    def __init__(self, keys: pa.Table, schema: Schema) -> None:
-        """`keys`: distinct, in the types of data files, with the column names of `schema`."""
+    def __init__(self, keys: pa.Table, metadata: TableMetadata) -> None:
+        """`keys`: distinct, in the types of data files, with names of the table's columns."""
+        schema = metadata.schema()
         self._fields = [schema.find_field(name) for name in keys.column_names]
         self._keys = keys
+        self._partitions = KeyPartitions(keys, metadata)
         first = keys[0].to_pylist()
         self._order = sorted(range(len(first)), key=first.__getitem__)
         self._sorted = [first[at] for at in self._order]
@@ -94,7 +114,11 @@ class Touched:
         return self._keys.schema
 
     def may_be_in(self, file: DataFile) -> bool:
-        """Whether some key is within the bounds of a file's columns."""
+        """Whether some key is within the bounds of a file's columns, and in the file's partition as far as
+        the key determines that.
+        """
+        if not self._partitions.may_be_in(file):
+            return False
         low, high = self._bounds(file, 0)
         begin = 0 if low is None else bisect_left(self._sorted, low)
         end = len(self._sorted) if high is None else bisect_right(self._sorted, high)

@@ -29,13 +29,15 @@ from tidegate.consumer.iceberg.catalog import FILE, WriterCatalog
 from tidegate.consumer.iceberg.columns import Evolution, stored
 from tidegate.consumer.iceberg.data_files import FILE_BYTES, Touched, by_key, read, written
 from tidegate.consumer.iceberg.index import Index
+from tidegate.consumer.iceberg.partitions import by_partition, spec_of
 from tidegate.consumer.iceberg.tables import DROPPED, Tables, Writing, change_columns
+from tidegate.consumer.partition_spec import Spec
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 from tidegate.sink.lakehouse.store import DiskStore
 
 COMPACT_FILES: Final = 10
-"""A table with more small data files than this is compacted before the next snapshot names it."""
+"""If a partition has more small data files than this, they become one before the next snapshot is named."""
 SMALL_BYTES: Final = 4 << 20
 """A data file below this size on disk is small."""
 FULL_MAX: Final = 100_000
@@ -167,6 +169,10 @@ class IcebergLake:
         """The names of a table's columns, in order."""
         return [field.name for field in self.tables.table(path).schema().fields]
 
+    def partition_spec(self, path: str, version: int | None = None) -> Spec:
+        """The partition spec of a table, which is that of all its versions."""
+        return spec_of(self.tables.table(path).metadata)
+
     def batches(self, path: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         """A table's rows at the time of this call, with one data file at a time in memory."""
         table = self.tables.table(path)
@@ -203,10 +209,10 @@ class IcebergLake:
 
     # --- DDL
 
-    def make(self, schema: str, table: str, columns: pa.Schema) -> str:
+    def make(self, schema: str, table: str, columns: pa.Schema, spec: Spec = ()) -> str:
         """Create a new, empty table; Fatal when a table of someone else has the name, or it is reserved."""
         path = self.tables.fresh_path(schema, table)
-        self.tables.create(path, _name(schema, table), columns)
+        self.tables.create(path, _name(schema, table), columns, spec)
         return path
 
     def vanish(self, path: str) -> None:
@@ -271,7 +277,7 @@ class IcebergLake:
         table = self.tables.table(path)
         upserts = _stored(upserts)
         gone = _stored(deletes.select(list(keys)))
-        touched = Touched(pa.concat_tables([upserts.select(list(keys)), gone]), table.schema())
+        touched = Touched(pa.concat_tables([upserts.select(list(keys)), gone]), table.metadata)
         tasks = [task for task in self.tables.manifests.tasks(table) if touched.may_be_in(task.file)]
         replaced, placed = list[DataFile](), np.zeros(upserts.num_rows, np.bool_)
         with self.tables.writing(path) as writing:
@@ -293,19 +299,21 @@ class IcebergLake:
         table = self.tables.table(path)
         tasks = self.tables.manifests.tasks(table)
         small = [task for task in tasks if self._is_small(task.file)]
-        if len(small) <= COMPACT_FILES:
+        crowded = [part for part in by_partition(small) if len(part) > COMPACT_FILES]
+        if not crowded:
             return False
         schema = table.schema()
         types = schema.as_arrow()
         with self.tables.writing(path) as writing:
             made = list[DataFile]()
-            for rows in _bundles(read(table, task, types) for task in by_key(small, schema, keys)):
-                order = [(key, "ascending") for key in keys if not pa.types.is_nested(rows[key].type)]
-                files = _files(writing, (rows.sort_by(order) if order else rows).to_batches())
-                made += files
-                if rows.nbytes >= FILE_BYTES:
-                    self._full |= {file.file_path for file in files}
-            self._commit(writing, [task.file for task in small], made)
+            for part in crowded:
+                for rows in _bundles(read(table, task, types) for task in by_key(part, schema, keys)):
+                    order = [(key, "ascending") for key in keys if not pa.types.is_nested(rows[key].type)]
+                    files = _files(writing, (rows.sort_by(order) if order else rows).to_batches())
+                    made += files
+                    if rows.nbytes >= FILE_BYTES:
+                        self._full |= {file.file_path for file in files}
+            self._commit(writing, [task.file for part in crowded for task in part], made)
         return True
 
     def _is_small(self, file: DataFile) -> bool:

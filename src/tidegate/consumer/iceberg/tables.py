@@ -40,6 +40,8 @@ from tidegate.consumer.directory_lock import OWN
 from tidegate.consumer.iceberg.catalog import WriterCatalog, location_of, locations
 from tidegate.consumer.iceberg.columns import Evolution, iceberg_schema, iceberg_type
 from tidegate.consumer.iceberg.manifests import Manifests
+from tidegate.consumer.iceberg.partitions import iceberg_spec
+from tidegate.consumer.partition_spec import Spec
 from tidegate.errors import Fatal, Retryable
 from tidegate.model.path_part import path_part
 
@@ -119,13 +121,15 @@ class Tables:
         """A path that no table has ever had."""
         return f"{path_part(schema)}/{path_part(table)}-{uuid.uuid4().hex[:8]}"
 
-    def create(self, path: str, name: Name, columns: pa.Schema) -> None:
+    def create(self, path: str, name: Name, columns: pa.Schema, spec: Spec = ()) -> None:
         """Create an empty table, with a snapshot; Fatal when the catalog has another table of this name."""
         self._make_namespace(name[0])
         properties = PROPERTIES | {MARK: self.identity}
         with self._translated(path):
+            schema = iceberg_schema(columns)
             transaction = self._catalog.create_table_transaction(
-                name, iceberg_schema(columns), f"{location_of(self.root)}/{path}", properties=properties
+                *(name, schema, f"{location_of(self.root)}/{path}", iceberg_spec(spec, schema)),
+                properties=properties,
             )
             transaction.update_snapshot().fast_append().commit()
             try:

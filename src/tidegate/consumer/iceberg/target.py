@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from tidegate.consumer.iceberg.lake import IcebergLake
 from tidegate.consumer.iceberg.maintenance import Tidying
 from tidegate.consumer.iceberg.snapshots import newest_position, open_snapshot
 from tidegate.consumer.lake_target import LakeByHand, LakeTarget
+from tidegate.consumer.partition_spec import EVERY_TRANSFORM, Transform
 from tidegate.consumer.position import Position
 from tidegate.consumer.target import Name, TargetStatus
 from tidegate.consumer.upkeep import Upkeep
@@ -42,6 +43,11 @@ class IcebergAddress:
     def row_mode(self) -> bool:
         """True: no one reads rows before a snapshot names them."""
         return True
+
+    @property
+    def transforms(self) -> Set[Transform]:
+        """All: the values are computed here, and pyiceberg stores them."""
+        return EVERY_TRANSFORM
 
     @property
     def seen(self) -> Visibility:

@@ -38,6 +38,7 @@ from tidegate.consumer.mysql.progress import Progress, TargetRecord
 from tidegate.consumer.mysql.rendering import Statements, add_deletes, add_inserts
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.own_folder import mark_folder
+from tidegate.consumer.partition_spec import Transform
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
 from tidegate.consumer.target import Name, NetChanges, Parted, TargetStatus
@@ -353,6 +354,11 @@ class MySqlAddress:
         Without watermarks, tables with such a unique key are refused one by one.
         """
         return self.by_offset
+
+    @property
+    def transforms(self) -> Set[Transform]:
+        """None: tables are partitioned only as they are upstream."""
+        return frozenset()
 
     @property
     def seen(self) -> Visibility:
