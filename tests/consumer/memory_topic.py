@@ -63,10 +63,12 @@ class MemoryTopic:
         number: int,
         clock: Clock | None = None,
         soft_deletes: Sequence[SoftDelete] = (),
+        *,
+        whole_old: bool = False,
     ) -> Fetched:
         """The next `size` messages of a partition, decoded and staged; `clock`: to be read by offset.
 
-        `soft_deletes`: of which tables deleted rows are kept.
+        `soft_deletes`: of which tables deleted rows are kept. `whole_old`: rows before a change are.
         """
         found = self.partitions[partition][start : start + size]
         batch = Batch(
@@ -82,7 +84,12 @@ class MemoryTopic:
             partition,
             start + len(found),
             len(found),
-            tuple(stage(decoded, partition, staging / f"{number}.arrow", clock, soft_deletes)),
+            tuple(
+                stage(
+                    *(decoded, partition, staging / f"{number}.arrow", clock, soft_deletes),
+                    whole_old=whole_old,
+                )
+            ),
             tuple(resolved),
             tuple(decoded.ddls),
             tuple(decoded.bad),
@@ -135,14 +142,16 @@ def consume_into(
     bounds = {p: part.applied for p, part in begun.partitions.items()} if begun is not None else None
     flow = Flow(position, mode, tuple(tuple(g[:1] if first else g) for g in groups.values()), until, bounds)
     committer = Committer(flow, writer, position, rows, idle_s=0)
-    numbers, soft = count(), writer.selection.soft_deletes
+    numbers, soft, whole = count(), writer.selection.soft_deletes, writer.target.every_change
     while True:
         wanted = {p: at for p, at in flow.wanted().items() if at < len(topic.partitions[p])}
         if not wanted or (until is not None and committer.position.ts >= until):
             break
         # Partitions advance unevenly, as they do on a broker.
         fetched = [
-            topic.fetch(p, at, size * ((p & 7) + 1), staging, next(numbers), soft_deletes=soft)
+            topic.fetch(
+                p, at, size * ((p & 7) + 1), staging, next(numbers), soft_deletes=soft, whole_old=whole
+            )
             for p, at in wanted.items()
         ]
         flow.take(fetched)

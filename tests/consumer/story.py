@@ -16,11 +16,13 @@ from tests.consumer.bank import UNIQUE, unique_index
 from tests.consumer.each_target import SCHEMA, Rows
 from tests.consumer.test_ddl_at_target import message
 from tidegate.consumer import ddl_plan, partition_spec
+from tidegate.consumer.change_rows import logged
 from tidegate.consumer.convert import TargetColumn
 from tidegate.consumer.definition import Definition
-from tidegate.consumer.net_effect import BagEffect, Effect
+from tidegate.consumer.net_effect import BagEffect, Changes, Effect
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.target import TableChanges, Target
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.workload.ddl import Action
 from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, column_info, table_info
@@ -132,7 +134,7 @@ def do(target: Target, number: int) -> Position | None:
     if step.commits:
         return target.commit(reached)
     if step.ddl is None:
-        target.write(_settles(target, state_at(number), step.after), reached)
+        target.write(_settles(target, state_at(number), step.after, _ts(number)), reached)
         return None
     reported = message(step.ddl)
     if not target.has_done(reported):
@@ -152,16 +154,21 @@ def resume(target: Target, until: int = len(STORY)) -> None:
         do(target, number)
 
 
-def _settles(target: Target, before: State, after: State) -> list[Any]:
-    return [partial(settled, target, name, before.get(name, []), after[name]) for name in sorted(after)]
+def _settles(target: Target, before: State, after: State, ts: int) -> list[Any]:
+    return [partial(settled, target, name, before.get(name, []), after[name], ts) for name in sorted(after)]
 
 
-def settled(target: Target, name: str, before: Rows, after: Rows) -> TableChanges | None:
-    """Return the changes from one state of a table to the other; None if there are none."""
+def settled(target: Target, name: str, before: Rows, after: Rows, ts: int = 1) -> TableChanges | None:
+    """Return the changes from one state of a table to the other; None if there are none.
+
+    `ts`: when they were committed, for a target that keeps every change.
+    """
     if before == after:
         return None
     known = target.definition((SCHEMA, name))
     assert known is not None
+    if target.every_change:
+        return TableChanges(known, _logged(target, known, before, after, ts))
     return TableChanges(known, (_keyed if known.keys else _bag)(target, known, before, after))
 
 
@@ -179,6 +186,27 @@ def _bag(target: Target, known: Definition, before: Rows, after: Rows) -> BagEff
     gone = list((Counter(before) - Counter(after)).elements())
     names = [f"{len(before)}-{number}-{len(after)}" for number in range(len(come))]
     return BagEffect(_table(target, known.columns, come), names, _table(target, known.columns, gone))
+
+
+def _logged(target: Target, known: Definition, before: Rows, after: Rows, ts: int) -> BagEffect:
+    if known.keys:
+        old, new = {row[0]: row for row in before}, {row[0]: row for row in after}
+        pairs = [(old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
+    else:
+        come, gone = Counter(after) - Counter(before), Counter(before) - Counter(after)
+        pairs = [(None, row) for row in come.elements()] + [(row, None) for row in gone.elements()]
+    count, nothing = len(pairs), [None] * len(known.columns)
+    ops = [INSERT if old is None else DELETE if new is None else UPDATE for old, new in pairs]
+    changes = Changes(
+        op=np.array(ops, np.uint8),
+        commit_ts=np.full(count, ts, np.uint64),
+        partition=np.zeros(count, np.int32),
+        offset=np.arange(count, dtype=np.int64),
+        seq=np.zeros(count, np.int32),
+        new=_table(target, known.columns, [new or nothing for _, new in pairs]),
+        old=_table(target, known.columns, [old or nothing for old, _ in pairs]),
+    )
+    return logged(changes, known.keys, knows_old=True)
 
 
 def _table(target: Target, columns: Sequence[TargetColumn], rows: Sequence[Sequence[Any]]) -> pa.Table:

@@ -22,6 +22,7 @@ from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, ddl_steps, ddl_text_plan, definition, partition_spec, schema_changes
 from tidegate.consumer.assembler import STEP_BYTES, StagedPiece, StagedRun
 from tidegate.consumer.bad_rows import BadRows
+from tidegate.consumer.change_rows import logged
 from tidegate.consumer.changes import (
     BadRow,
     Staged,
@@ -165,7 +166,8 @@ class Applier:
         self._numbers += 1
         file = folder / f"parts-{self._numbers}.arrow"
         read = partial(self._pieces, name, pieces)
-        return PartedTable(name, count, size, read, file, self._trust, self._by_kind)
+        every = self.target.every_change
+        return PartedTable(name, count, size, read, file, self._trust, self._by_kind, every_change=every)
 
     def _pieces(self, name: Name, pieces: Sequence[StagedPiece]) -> Iterator[tuple[Definition, Changes]]:
         """The changes of one table, piece by piece."""
@@ -180,7 +182,7 @@ class Applier:
         aside, zone = partial(self._set_aside, name), self.zone.of_table(known)
         for piece in held:
             staged = self._fresh(name, staged_rows([piece]))
-            changes = staged_changes(staged, known, zone, self.target.values, aside)
+            changes = self._converted(staged, known, zone, aside)
             # Targets compute tables in several threads.
             with self._counting:
                 self.stats.rows += len(changes)
@@ -299,11 +301,13 @@ class Applier:
             return None
         known = self._definition_for(name, [one.segment for one in staged])
         aside = partial(self._set_aside, name)
-        changes = staged_changes(staged, known, self.zone.of_table(known), self.target.values, aside)
+        changes = self._converted(staged, known, self.zone.of_table(known), aside)
         if len(changes) == 0:
             return None
         with self._counting:
             self.stats.rows += len(changes)
+        if self.target.every_change:
+            return TableChanges(known, logged(changes, known.keys, knows_old=self._trust))
         # An adopted table may already hold a row that the topic inserts, or one whose delete is still to
         # come, so an insert there need not be a new row.
         trust = self._trust and not known.uniques
@@ -311,6 +315,16 @@ class Applier:
             return TableChanges(known, net_bag(changes))
         kept = bool(known.soft_delete)
         return TableChanges(known, net_effect(changes, known.keys, trust, self._by_kind, kept))
+
+    def _converted(
+        self,
+        staged: Sequence[Staged],
+        known: Definition,
+        zone: str,
+        aside: Callable[[Sequence[BadRow]], None],
+    ) -> Changes:
+        whole = self.target.every_change
+        return staged_changes(staged, known, zone, self.target.values, aside, whole_old=whole)
 
     def _fresh(self, name: Name, staged: list[Staged]) -> list[Staged]:
         return self.ddl_floors.fresh(name, self.target.definition(name), staged)

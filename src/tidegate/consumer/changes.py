@@ -124,13 +124,18 @@ def staged_changes(
     time_zone: str,
     values: Values,
     aside: Callable[[Sequence[BadRow]], None],
+    *,
+    whole_old: bool = False,
 ) -> Changes:
-    """The rows in the types of `values`, without bad rows, which are passed to `aside`."""
+    """The rows in the types of `values`, without bad rows, which are passed to `aside`.
+
+    `whole_old`: `Changes.old` has all columns, for a target that keeps them.
+    """
     meta: list[list[np.ndarray[Any, Any]]] = [[], [], [], [], []]
     new, old = [], []
     names = tuple(column.name for column in known.columns)
-    # The old image needs the whole row only if deletes keep it, or if nothing else identifies it.
-    keys = names if known.soft_delete or not known.keys else known.keys
+    # Otherwise the old image needs the whole row only if deletes keep it, or if nothing else identifies it.
+    keys = names if whole_old or known.soft_delete or not known.keys else known.keys
     fields = {column.name: column for column in known.columns}
     for one in staged:
         # Row by row: one bad row must not set a whole piece aside.

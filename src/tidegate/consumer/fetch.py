@@ -79,7 +79,10 @@ def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, s
                 found,
                 segments=(
                     *found.segments,
-                    *stage(piece, found.partition, file, topic.clock, topic.soft_deletes),
+                    *stage(
+                        *(piece, found.partition, file, topic.clock, topic.soft_deletes),
+                        whole_old=topic.whole_old,
+                    ),
                 ),
                 resolved=(*found.resolved, *resolved),
                 aligns=(*found.aligns, *aligns),

@@ -113,6 +113,11 @@ class LakeTarget:
         return False
 
     @property
+    def every_change(self) -> bool:
+        """False: the tables show the rows as they are at a snapshot."""
+        return False
+
+    @property
     def begun(self) -> None:
         """None: `recover` undoes interrupted writes."""
 

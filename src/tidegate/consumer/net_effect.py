@@ -46,7 +46,8 @@ class Changes:
     new: pa.Table
     """All columns; nulls for deletes."""
     old: pa.Table
-    """The key columns; all columns if the table has no key or keeps deleted rows. Nulls for inserts."""
+    """The key columns; all columns if the table has no key or keeps deleted rows, or if the target keeps
+    every change. Nulls for inserts."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -140,7 +141,7 @@ def net_bag(changes: Changes) -> BagEffect:
     sign = np.concatenate([np.ones(len(puts), np.int64), -np.ones(len(gone), np.int64)])
     rows = pa.concat_tables([changes.new.take(puts), changes.old.select(changes.new.column_names).take(gone)])
     content = factorize(rows)
-    fresh = _not_replayed(changes, row, sign, content)
+    fresh = not_replayed(changes, row, sign, content)
     content, sign, index = content[fresh], sign[fresh], fresh
     total = np.bincount(content, weights=sign).astype(np.int64) if len(content) else np.zeros(0, np.int64)
     inserts = index[_keep(content, sign > 0, total)]
@@ -184,7 +185,7 @@ def _put_kind(changes: Changes, puts: Ints, keys: Sequence[str]) -> Ints:
     return np.where(plain_update[puts], CHANGE, ADD)
 
 
-def _not_replayed(changes: Changes, row: Ints, sign: Ints, content: Ints) -> Ints:
+def not_replayed(changes: Changes, row: Ints, sign: Ints, content: Ints) -> Ints:
     """Positions of the entries that do not repeat another entry, in topic order."""
     order = np.lexsort((sign, changes.seq[row], changes.offset[row], changes.partition[row]))
     # A ts that falls begins another run. Within a run each entry is a change of its own, even if rows are

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.consumer.change_rows import logged
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, key_changed, net_effect
 from tidegate.consumer.target import Name, TableChanges
@@ -52,13 +53,17 @@ class PartedTable:
         file: Path,
         trust_inserts: bool,
         by_kind: bool = True,
+        *,
+        every_change: bool = False,
     ) -> None:
         """`read`: the converted changes, piece by piece; called once. `size`: of the staged rows, in bytes.
 
-        `file`: holds the parts until `close`. `trust_inserts`, `by_kind`: as in `net_effect`.
+        `file`: holds the parts until `close`. `trust_inserts`, `by_kind`: as in `net_effect`. `every_change`:
+        as in `Target`; a part's effect is then its rows in the change log.
         """
         self.name, self.parts, self.size = name, parts, size
         self._read, self._file, self._trust, self._by_kind = read, file, trust_inserts, by_kind
+        self._every_change = every_change
         self._lock = threading.Lock()
         self._known: Definition | None = None
         self._at: list[list[tuple[int, int]]] | None = None
@@ -76,6 +81,8 @@ class PartedTable:
             return None
         assert self._known is not None
         changes = _joined([self._batch(*place) for place in at[part]])
+        if self._every_change:
+            return TableChanges(self._known, logged(changes, self._known.keys, knows_old=self._trust))
         kept = bool(self._known.soft_delete)
         effect = net_effect(changes, self._known.keys, self._trusts, self._by_kind, kept)
         return TableChanges(self._known, effect)

@@ -38,16 +38,17 @@ class Topic:
         pd: str = "",
         by_offset: bool = False,
         soft_delete: tuple[str, ...] = (),
+        whole_old: bool = False,
     ) -> None:
         """`time_zone`: the user's zone for TIMESTAMP texts; empty if none was given.
 
         `pd`: the address of upstream's PD, for rows whose message carries only the handle key. `by_offset`:
         offsets are the progress, because there are no watermarks. `soft_delete`: rules for tables that keep
-        deleted rows; all columns of their old values are staged. Raises InvalidInput for a wrong URI,
-        protocol, option or rule.
+        deleted rows; all columns of their old values are staged. `whole_old`: those of all tables are. Raises
+        InvalidInput for a wrong URI, protocol, option or rule.
         """
         self.text, self.given_zone, self.pd, self.by_offset = text, time_zone, pd, by_offset
-        self._soft_delete = soft_delete
+        self._soft_delete, self.whole_old = soft_delete, whole_old
         self.soft_deletes = tuple(map(SoftDelete.of, soft_delete))
         self.time_zone = time_zone or "UTC"
         """The zone for messages that are read before the zone is known."""
@@ -62,8 +63,9 @@ class Topic:
             self.options: CodecOptions = registry.codec_options(settings)
             _check_readable(self.options)
 
-    def __reduce__(self) -> tuple[type[Topic], tuple[str, str, str, bool, tuple[str, ...]]]:
-        return Topic, (self.text, self.given_zone, self.pd, self.by_offset, self._soft_delete)
+    def __reduce__(self) -> tuple[type[Topic], tuple[str, str, str, bool, tuple[str, ...], bool]]:
+        given = self.text, self.given_zone, self.pd, self.by_offset, self._soft_delete, self.whole_old
+        return Topic, given
 
     @property
     def name(self) -> str:

@@ -32,15 +32,24 @@ def stage(
     file: Path,
     clock: Clock | None = None,
     soft_deletes: Sequence[SoftDelete] = (),
+    *,
+    whole_old: bool = False,
 ) -> Iterable[StagedRun]:
     """Write the decoded rows, one Arrow IPC stream per table and column set. Returns their descriptors.
 
     `clock`: given for a topic that is read by offset. `soft_deletes`: the tables that keep deleted rows.
+    `whole_old`: the target keeps the rows before each change.
     """
     if not decoded.rows:
         return []
     with file.open("wb") as sink:
-        return [_stage_table(table, partition, file, sink, clock, soft_deletes) for table in decoded.rows]
+        return [
+            _stage_table(
+                *(table, partition, file, sink, clock),
+                whole=whole_old or bool(column_for(table.schema, table.table, soft_deletes)),
+            )
+            for table in decoded.rows
+        ]
 
 
 def _stage_table(
@@ -49,9 +58,10 @@ def _stage_table(
     file: Path,
     sink: IO[bytes],
     clock: Clock | None,
-    soft_deletes: Sequence[SoftDelete],
+    *,
+    whole: bool,
 ) -> StagedRun:
-    """Write one table's rows as a stream of the file.
+    """Write one table's rows as a stream of the file. `whole`: as in `staged_batch`.
 
     With a `clock`, `_commit_ts` becomes the offset + 1, by which `OffsetFlow` orders rows. `SAID_TS` holds
     the commit ts that the rows carry.
@@ -59,7 +69,7 @@ def _stage_table(
     said = np.zeros_like(table.commit_ts) if clock is Clock.NONE else table.commit_ts
     if clock is not None:
         table = replace(table, commit_ts=(table.offset + 1).astype(np.uint64))
-    batch = staged_batch(table, whole=bool(column_for(table.schema, table.table, soft_deletes)))
+    batch = staged_batch(table, whole=whole)
     if clock is not None:
         batch = batch.add_column(len(META), SAID_TS, pa.array(said))
     start = sink.tell()
@@ -84,7 +94,7 @@ def _stage_table(
 def staged_batch(table: DecodedTable, *, whole: bool = False) -> pa.RecordBatch:
     """One table's rows in the staged form; the before image has only the key, if there is one.
 
-    `whole`: the before image has all its columns, because deleted rows are kept.
+    `whole`: the before image has all its columns, because the target keeps them.
     """
     arrays = [pa.array(column) for column in (table.op, table.commit_ts, table.offset, table.seq)]
     names = list(META)

@@ -5,12 +5,12 @@
     intend, execute, advance -> a DDL, after all rows before it
     commit  -> the position is a snapshot: all tables are at one ts
 
-There are two kinds of targets. Delta and Iceberg can undo: they hold changes that no snapshot names until
-`commit`, and `recover` restores the newest snapshot. A database cannot: there each `write` and each `advance`
-moves the position, and an interrupted write is repeated with exactly the same rows.
+There are two kinds of targets. Delta, Iceberg and a change log can undo: they hold changes that no snapshot
+names until `commit`, and `recover` restores the newest snapshot. A database cannot: there each `write` and
+each `advance` moves the position, and an interrupted write is repeated with exactly the same rows.
 
-A target knows nothing of topics, protocols and partitions: it gets net effects (`net_effect`) and planned
-steps (`ddl_plan`).
+A target knows nothing of topics, protocols and partitions: it gets net effects (`net_effect`), or rows of a
+change log (`change_rows`), and planned steps (`ddl_plan`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class TableChanges:
 
     definition: Definition
     effect: Effect | BagEffect
-    """A `BagEffect` for a table without a key. The values are in the types of the target's `values`."""
+    """A `BagEffect` for a table without a key. The values are in the types of the target's `values`.
+
+    For a target that keeps every change it is a `BagEffect`, too, and all its inserts are rows of
+    `change_rows`."""
 
 
 NetChanges: TypeAlias = Callable[[], TableChanges | None]
@@ -104,6 +107,10 @@ class Target(Protocol):
 
         The tables' definitions are then read from the target, and do not grow with the rows.
         """
+
+    @property
+    def every_change(self) -> bool:
+        """Whether it keeps every change and not only the net effect of all changes of a row."""
 
     def recover(self) -> Position | None:
         """Restore the newest position, and return it; None: nothing was ever committed.

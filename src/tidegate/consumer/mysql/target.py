@@ -105,6 +105,11 @@ class MySqlTarget:
         return True
 
     @property
+    def every_change(self) -> bool:
+        """False: the tables show the newest state of each row."""
+        return False
+
+    @property
     def begun(self) -> Position | None:
         """The position of the interrupted write that `recover` found."""
         return self._begun
