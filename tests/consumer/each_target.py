@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
+from tests.consumer import plain_log
 from tests.consumer.mysql.mortal import Killed, MortalServer
 from tests.consumer.mysql.reading import forget
 from tests.fixtures.s3 import S3Place
@@ -24,7 +25,11 @@ from tidegate.consumer.iceberg.tables import Tables
 from tidegate.consumer.iceberg.target import IcebergAddress, IcebergTarget
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
+from tidegate.consumer.parquet.address import LogAddress, LogBucketAddress
+from tidegate.consumer.parquet.manifests import ManifestChain
+from tidegate.consumer.parquet.target import LogTarget
 from tidegate.consumer.target import Address
+from tidegate.sink.lakehouse.store import DiskStore, Store
 from tidegate.sink.lakehouse.tables import Lakehouse
 
 SCHEMA = "contract"
@@ -44,6 +49,9 @@ class Place(Protocol):
 
     exclusive: bool
     """Whether nobody can take it over while a process has it; otherwise that process is fenced."""
+
+    deaths: int
+    """A number of its writes at which a life of the story must have died, at least."""
 
     def address(self) -> Address: ...
 
@@ -71,6 +79,7 @@ class Place(Protocol):
 
 class AtDelta:
     undoes = exclusive = True
+    deaths = 40
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -132,6 +141,7 @@ class AtDeltaInS3(AtDelta):
     """Its `root` is where the server keeps the prefix."""
 
     exclusive = False
+    deaths = 20
 
     def __init__(self, s3: S3Place, folder: Path) -> None:
         super().__init__(s3.folder)
@@ -147,8 +157,61 @@ class AtDeltaInS3(AtDelta):
         return Lakehouse(self._s3.store())
 
 
+class AtParquet(AtDelta):
+    """A change log. Its rows are those that a reader builds from the changes."""
+
+    deaths = 20
+
+    def address(self) -> Address:
+        return LogAddress(self.root)
+
+    def other(self) -> Address:
+        return LogAddress(self.root)
+
+    @contextmanager
+    def _mortal(self, life: FilesLife) -> Iterator[Any]:
+        with self.address().opened() as target:
+            assert isinstance(target, LogTarget)
+            for name in ("create", "delete"):
+                setattr(target.store, name, life.watched(getattr(target.store, name)))
+            yield target
+
+    def seen(self) -> dict[str, Rows]:
+        found = plain_log.newest(self.root)
+        return {name.removeprefix(f"{SCHEMA}."): _sorted(rows) for name, rows in found.items()}
+
+    def state(self) -> Hashable:
+        newest = ManifestChain(self.store()).find()
+        return newest.state.position if newest is not None else None
+
+    def store(self) -> Store:
+        """To look at it from outside."""
+        return DiskStore(self.root)
+
+
+class AtParquetInS3(AtParquet):
+    """Its `root` is where the server keeps the prefix."""
+
+    exclusive = False
+    deaths = 8
+
+    def __init__(self, s3: S3Place, folder: Path) -> None:
+        super().__init__(s3.folder)
+        self._s3, self._folder = s3, folder
+
+    def address(self) -> Address:
+        return LogBucketAddress(self._s3.store(), "contract", self._folder / "own")
+
+    def other(self) -> Address:
+        return LogBucketAddress(self._s3.store(), "contract-other", self._folder / "other")
+
+    def store(self) -> Store:
+        return self._s3.store()
+
+
 class AtIceberg:
     undoes = exclusive = True
+    deaths = 40
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -238,6 +301,7 @@ class FilesLife:
 
 class AtMariaDb:
     undoes = exclusive = False
+    deaths = 40
 
     def __init__(self, server: MySqlServer, folder: Path) -> None:
         self._server, self._folder, self._bystander = server, folder, server.connect()

@@ -54,7 +54,8 @@ def run(
         typer.Option(
             help="Where the tables go: delta:///absolute/directory, iceberg:///absolute/directory, "
             "delta+s3://bucket/prefix?endpoint=URL&region=NAME (with AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY in the environment), or mysql://user@host:port/ of a MySQL or MariaDB "
+            "AWS_SECRET_ACCESS_KEY in the environment), parquet:///absolute/directory or parquet+s3:// for "
+            "a log of every change (docs/change-log.md), or mysql://user@host:port/ of a MySQL or MariaDB "
             "server (the password in TIDEGATE_TARGET_PASSWORD, or ?password-file=FILE)."
         ),
     ],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tidegate.codec.registry import has_marks
 from tidegate.consumer.fetch_spark import ClusterSettings
 from tidegate.consumer.rules import NO_RULES, Rules
 from tidegate.consumer.source import Topic
-from tidegate.consumer.targets import DatabaseSettings
+from tidegate.consumer.targets import DatabaseSettings, keeps_every_change
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.consumer.watermark import Mode
 
@@ -21,7 +22,8 @@ class Settings:
     source: str
     """kafka://host:port/topic[,topic]?protocol=.."""
     target: str | Path
-    """delta:///directory, the directory, iceberg:///directory, or mysql://user@host:port/."""
+    """delta:///directory, the directory, iceberg:///directory, parquet:///directory, or
+    mysql://user@host:port/."""
     mode: Mode = Mode.TRANSACTION
     until: int | None = None
     time_zone: str = ""
@@ -57,8 +59,11 @@ def topic_of(settings: Settings) -> Topic:
 
     Raises InvalidInput like `Topic`.
     """
-    soft = settings.rules.soft_delete
-    topic = Topic(settings.source, settings.time_zone, settings.pd, soft_delete=soft)
-    if settings.mode is Mode.ROW and not has_marks(topic.options):
-        topic = Topic(settings.source, settings.time_zone, settings.pd, by_offset=True, soft_delete=soft)
-    return topic
+    make = partial(
+        Topic,
+        *(settings.source, settings.time_zone, settings.pd),
+        soft_delete=settings.rules.soft_delete,
+        whole_old=keeps_every_change(settings.target),
+    )
+    topic = make()
+    return make(by_offset=True) if settings.mode is Mode.ROW and not has_marks(topic.options) else topic

@@ -174,18 +174,22 @@ def target_directory(target: str | Path) -> Path:
         raise InvalidInput(
             "this target cannot be used",
             where=shown(text),
-            why=_NO_ICEBERG if scheme.startswith("iceberg") else _TARGETS,
+            why=_REFUSED.get(scheme.partition("+")[0], _TARGETS),
             fix="write --target delta:///absolute/directory, delta+s3://bucket/prefix, "
-            "iceberg:///absolute/directory or mysql://user@host:port/",
+            "parquet:///absolute/directory, iceberg:///absolute/directory or mysql://user@host:port/",
         )
     return Path(path)
 
 
 _TARGETS: Final = (
-    "Delta tables in a directory or in S3, Iceberg tables in a directory, and MySQL or MariaDB servers are "
-    "targets so far"
+    "Delta tables or a change log in a directory or in S3, Iceberg tables in a directory, and MySQL or "
+    "MariaDB servers are targets so far"
 )
-_NO_ICEBERG: Final = "Iceberg tables are on a local disk so far: their catalog is a file next to them"
+_REFUSED: Final[Mapping[str, str]] = {
+    "iceberg": "Iceberg tables are on a local disk so far: their catalog is a file next to them",
+    "parquet": "a change log has changes and no tables; consumer.parquet.reading reads it",
+}
+"""By the scheme up to its plus sign, why a target is no directory of Delta tables."""
 
 _SPARK_TYPES: Mapping[Any, str] = {
     pa.int8(): "tinyint",

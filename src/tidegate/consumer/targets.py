@@ -11,6 +11,9 @@ from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
 from tidegate.consumer.mysql.lanes import LANES
 from tidegate.consumer.mysql.session import SCHEMES, MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
+from tidegate.consumer.parquet.address import BUCKETS as LOG_BUCKETS
+from tidegate.consumer.parquet.address import SCHEME as LOGS
+from tidegate.consumer.parquet.address import LogAddress, LogBucketAddress, log_directory
 from tidegate.consumer.snapshots import target_directory
 from tidegate.consumer.target import Address
 from tidegate.consumer.upkeep import Upkeep
@@ -44,8 +47,9 @@ def address_of(
 ) -> Address:
     """The target that `--target` names; InvalidInput if it names none.
 
-    `delta:///directory`, a plain path, `delta+s3://bucket/prefix`, `iceberg:///directory`, or
-    `mysql://user@host:port/`. `by_offset`: the topics have no watermarks.
+    `delta:///directory`, a plain path, `delta+s3://bucket/prefix`, `iceberg:///directory`,
+    `parquet:///directory`, `parquet+s3://bucket/prefix`, or `mysql://user@host:port/`. `by_offset`: the
+    topics have no watermarks.
     """
     text = str(target)
     if text.partition("://")[0] not in SCHEMES:
@@ -62,6 +66,8 @@ def address_of(
             from tidegate.consumer.iceberg.target import IcebergAddress
 
             return IcebergAddress(iceberg_directory(target), upkeep)
+        if keeps_every_change(text):
+            return _log(text, upkeep, database, by_offset=by_offset)
         if text.startswith(f"{BUCKETS}://"):
             return _in_a_bucket(ObjectStore(Bucket.from_uri(text)), upkeep, database)
         return DeltaAddress(target_directory(target), upkeep)
@@ -76,8 +82,28 @@ def address_of(
     )
 
 
+def keeps_every_change(target: str | Path) -> bool:
+    """Whether `--target` names a target that needs all old values (`Target.every_change`)."""
+    return str(target).startswith((f"{LOGS}:", f"{LOG_BUCKETS}:"))
+
+
 def _in_a_bucket(store: ObjectStore, upkeep: Upkeep, database: DatabaseSettings) -> BucketAddress:
     return BucketAddress(store, database.name, _own_folder(database, str(store)), upkeep)
+
+
+def _log(text: str, upkeep: Upkeep, database: DatabaseSettings, *, by_offset: bool) -> Address:
+    """The address of a change log; InvalidInput for topics without watermarks."""
+    if by_offset:
+        raise InvalidInput(
+            "a change log needs a topic with watermarks",
+            where=shown(text),
+            why="without them the same change may come again later, and the log would have it twice",
+            fix="choose a Delta or Iceberg target, or create a changefeed that sends watermarks",
+        )
+    if not text.startswith(f"{LOG_BUCKETS}:"):
+        return LogAddress(log_directory(text), upkeep)
+    store = ObjectStore(Bucket.from_uri(text, LOG_BUCKETS))
+    return LogBucketAddress(store, database.name, _own_folder(database, str(store)), upkeep)
 
 
 def _own_folder(settings: DatabaseSettings, where: str) -> Path:

@@ -50,7 +50,8 @@ RETRY_S: Final = 180
 """Attempts for one request, and the seconds after which there is no further one. delta-rs has the same."""
 NUMBERS_MAX: Final = 1_000
 """Attempts to find a free number for a line of a log; a number that is taken is another process's line."""
-FORM: Final = f"{SCHEME}://bucket/prefix?endpoint=https://host:port&region=REGION"
+FORM: Final = "://bucket/prefix?endpoint=https://host:port&region=REGION"
+"""The form of an address after its scheme."""
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """Environment variables with the endpoint, used if the address does not name one."""
 _KNOWN: Final = ("endpoint", "region")
@@ -68,14 +69,14 @@ class Bucket:
     """Empty: AWS_REGION or AWS_DEFAULT_REGION, otherwise us-east-1."""
 
     @staticmethod
-    def from_uri(text: str) -> Bucket:
-        """Parse an address of the form `FORM`; InvalidInput for anything else."""
+    def from_uri(text: str, scheme: str = SCHEME) -> Bucket:
+        """Parse an address of this scheme and the form `FORM`; InvalidInput for anything else."""
         parts = urlsplit(text)
         asked = dict(parse_qsl(parts.query, keep_blank_values=True))
         prefix = parts.path.strip("/")
         unknown = sorted(asked.keys() - set(_KNOWN))
         why = ""
-        if parts.scheme != SCHEME or not parts.netloc or not prefix:
+        if parts.scheme != scheme or not parts.netloc or not prefix:
             why = "a bucket and a prefix within it are needed: a target owns all below its prefix"
         elif "@" in parts.netloc or ":" in parts.netloc:
             why = "a bucket's name holds neither @ nor :, and credentials do not belong into an address"
@@ -92,7 +93,7 @@ class Bucket:
                 "this address of an object store cannot be used",
                 where=shown(text),
                 why=why,
-                fix=f"write --target '{FORM}', and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                fix=f"write --target '{scheme}{FORM}', and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
         return Bucket(parts.netloc, prefix, asked.get("endpoint", ""), asked.get("region", ""))
 

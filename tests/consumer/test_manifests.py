@@ -1,0 +1,226 @@
+"""The chain of manifests of a change log: what a process finds, and who can add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.consumer.each_target import FilesLife, Killed
+from tidegate.consumer.parquet import manifests
+from tidegate.consumer.parquet.manifests import (
+    CHANGES,
+    ChangeFile,
+    Commit,
+    LoggedDdl,
+    Manifest,
+    ManifestChain,
+    key_of,
+)
+from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
+from tidegate.sink.lakehouse.store import DiskStore
+from tidegate.sink.lakehouse.takeover import Writer
+
+NEVER = float("inf")
+"""An age that every file has reached."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge after few commits."""
+    monkeypatch.setattr(manifests, "MERGED", (3, 9))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DiskStore:
+    return DiskStore(tmp_path)
+
+
+def begun(store: DiskStore, name: str = "one") -> ManifestChain:
+    chain = ManifestChain(store)
+    chain.begin(Writer.of_this_process(name))
+    return chain
+
+
+def file_of(number: int) -> ChangeFile:
+    return ChangeFile(f"a/b/{number}.parquet", "a", "b", 7, 1, ("id",), number, number, 1)
+
+
+def add(chain: ManifestChain, count: int = 1) -> None:
+    """Commit as a target does."""
+    for _ in range(count):
+        held = chain.newest
+        assert held is not None
+        number = held.number + 1
+        ddl = LoggedDdl(number, "a", "b", "alter table b", ({"do": "nothing", "why": "a test"},))
+        commit = Commit(number, 10 * number, held.state.writer.word, (file_of(number), ddl))
+        state = replace(held.state, position=f"at {number}", tables=(("a", "b", "a/b"),), dropped=(number,))
+        chain.append(Manifest(commit, state))
+
+
+def upkeep(chain: ManifestChain) -> None:
+    for _ in chain.merge():
+        pass
+    chain.thin(NEVER)
+
+
+def named(chain: ManifestChain, after: int = 0) -> list[int]:
+    """The commits that name files."""
+    return [commit.number for commit in chain.commits(after) if commit.entries]
+
+
+def names(store: DiskStore) -> list[str]:
+    found = [name.removesuffix(".json").split("-") for name in store.names(CHANGES)]
+    return sorted(f"{int(first)}-{int(last)}" for first, last in found)
+
+
+def test_the_next_process_finds_what_the_last_one_has_committed(store: DiskStore) -> None:
+    assert ManifestChain(store).find() is None
+    chain = begun(store)
+    add(chain, 2)
+    assert ManifestChain(store).find() == chain.newest
+    upkeep(chain)
+    assert ManifestChain(store).find() == chain.newest
+    assert list(ManifestChain(store).commits(2)) == [chain.newest.commit] if chain.newest else False
+    assert begun(store).newest.state.position == "at 3"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("later", [0, 1, 40])
+def test_a_replaced_process_adds_nothing_however_late_it_wakes(store: DiskStore, later: int) -> None:
+    """Also if the manifests since then were merged and removed: its number stays taken."""
+    zombie = begun(store)
+    add(zombie, 2)
+    chain = begun(store)
+    add(chain, later)
+    upkeep(chain)
+    before = {name: store.get(f"{CHANGES}/{name}") for name in store.names(CHANGES)}
+    for act in (zombie.check_writer, lambda: add(zombie)):
+        with pytest.raises(Fenced, match="taken over"):
+            act()
+    assert {name: store.get(f"{CHANGES}/{name}") for name in store.names(CHANGES)} == before
+    add(chain)
+    assert named(chain) == [2, 3, *range(5, 6 + later)]
+
+
+def test_of_two_that_begin_at_once_the_later_one_stays(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, create = ManifestChain(store), ManifestChain(store), store.create
+    raced: list[ManifestChain] = []
+
+    def interrupted(key: str, data: bytes) -> bool:
+        if not raced:
+            raced.append(other)
+            other.begin(Writer.of_this_process("one"))
+        return create(key, data)
+
+    monkeypatch.setattr(store, "create", interrupted)
+    one.begin(Writer.of_this_process("one"))
+    with pytest.raises(Fenced):
+        add(other)
+    add(one)
+    assert named(one) == [3]
+
+
+def test_a_log_of_another_consumer_is_refused(store: DiskStore) -> None:
+    chain = begun(store)
+    with pytest.raises(InvalidInput, match="another consumer"):
+        begun(store, "other")
+    add(chain)
+
+
+def test_a_process_that_cannot_get_ahead_of_others_gives_up(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "create", lambda key, data: False)
+    with pytest.raises(Retryable, match="could not be taken over"):
+        begun(store)
+
+
+def test_a_put_whose_answer_was_lost_counts(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, create = begun(store), store.create
+
+    def lost(key: str, data: bytes) -> bool:
+        create(key, data)
+        return create(key, data)  # the library tries once more, and meets our own object
+
+    monkeypatch.setattr(store, "create", lost)
+    add(chain, 2)
+    assert named(chain) == [2, 3]
+
+
+def test_death_at_every_write_loses_no_commit(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of merged manifests, and of the removal of those that they replace."""
+    create, delete, done = store.create, store.delete, 0
+    for dies_at in range(2, 80):
+        life = FilesLife(dies_at)
+        for name, whole in (("create", create), ("delete", delete)):
+            monkeypatch.setattr(store, name, life.watched(whole))
+        chain = ManifestChain(store)
+        try:
+            chain.begin(Writer.of_this_process("one"))
+            for _ in range(dies_at):
+                add(chain)
+                done += 1
+                upkeep(chain)
+        except Killed:
+            # A death after its put leaves a commit that the process does not know of.
+            found = named(ManifestChain(store))
+            assert done <= len(found) <= done + 1
+            done = len(found)
+            newest = ManifestChain(store).find()
+            assert newest is None or not found or newest.state.position == f"at {found[-1]}"
+    assert done > 500
+
+
+def test_to_open_a_log_reads_no_old_manifest(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = begun(store)
+    add(chain, 50)
+    got: list[str] = []
+    get: Callable[[str], Any] = store.get
+    monkeypatch.setattr(store, "get", lambda key: got.append(key) or get(key))
+    ManifestChain(store).find()
+    assert got == [key_of(52, 52), key_of(51, 51)]
+
+
+def test_neither_manifests_nor_their_number_grow_with_the_log(store: DiskStore) -> None:
+    chain = begun(store)
+    add(chain, 8)
+    upkeep(chain)
+    size = len(store.get(key_of(9, 9)) or b"")
+    add(chain, 90)
+    upkeep(chain)
+    assert len(store.get(key_of(99, 99)) or b"") <= size + 10, "only its numbers have more digits"
+    merged = [f"{first + 1}-{first + 9}" for first in range(0, 99, 9)]
+    assert names(store) == sorted(["1-1", "99-99", *merged])
+    add(chain, 4)
+    upkeep(chain)
+    assert names(store) == sorted(["1-1", *merged, "100-102", "103-103"])
+    assert named(chain, 50) == list(range(51, 104))
+    assert named(chain) == list(range(2, 104))
+
+
+def test_a_merged_manifest_replaces_others_only_when_it_is_old(store: DiskStore) -> None:
+    chain = begun(store)
+    add(chain, 5)
+    for _ in chain.merge():
+        pass
+    assert chain.thin(0.0) == 0, "a reader may have listed the folder just before"
+    assert names(store) == ["1-1", "1-3", "2-2", "3-3", "4-4", "4-6", "5-5", "6-6"]
+    assert named(chain) == [2, 3, 4, 5, 6]
+    assert chain.thin(NEVER) == 4
+    assert names(store) == ["1-1", "1-3", "4-6", "6-6"]
+
+
+def test_a_manifest_of_a_later_release_or_a_missing_one_ends_the_reader(store: DiskStore) -> None:
+    chain = begun(store)
+    add(chain, 3)
+    store.delete([key_of(3, 3)])
+    with pytest.raises(Retryable, match="gone"):
+        list(chain.commits())
+    store.create(key_of(5, 5), b'{"format": 2}')
+    with pytest.raises(Fatal, match="cannot be read"):
+        ManifestChain(store).find()
