@@ -101,13 +101,24 @@ def newest(root: Path) -> dict[str, list[tuple[Any, ...]]]:
     return {name: table.all_rows() for name, table in found.tables.items()}
 
 
+def rows(root: Path) -> list[Row]:
+    """Each row of each file."""
+    files = [entry["file"] for entry in entries(root) if "file" in entry]
+    return [row for file in files for row in pq.read_table(root / file).to_pylist()]
+
+
+def ops(root: Path) -> set[str]:
+    """The operations that occur."""
+    return {row["_tidegate_op"] for row in rows(root)}
+
+
 def _changes(root: Path) -> Iterator[tuple[int, str, Row]]:
     """Each row and each DDL in order: ts, table, what it says."""
-    rows: list[tuple[int, str, Row]] = []
+    waiting: list[tuple[int, str, Row]] = []
     for entry in entries(root):
         if "ddl" in entry:
-            yield from sorted(rows, key=_seq)
-            rows = []
+            yield from sorted(waiting, key=_seq)
+            waiting = []
             yield entry["ts"], "", entry
             continue
         read = pq.read_table(root / entry["file"])
@@ -119,8 +130,8 @@ def _changes(root: Path) -> Iterator[tuple[int, str, Row]]:
         ts = own["_tidegate_commit_ts"].to_pylist()
         assert (entry["min_ts"], entry["max_ts"]) == (min(ts), max(ts))
         name = f"{entry['schema']}.{entry['table']}"
-        rows += [(row["_tidegate_commit_ts"], name, row) for row in read.to_pylist()]
-    yield from sorted(rows, key=_seq)
+        waiting += [(row["_tidegate_commit_ts"], name, row) for row in read.to_pylist()]
+    yield from sorted(waiting, key=_seq)
 
 
 def _seq(change: tuple[int, str, Row]) -> tuple[int, bool]:

@@ -67,8 +67,7 @@ def check_all(root: Path, last: int = LAST) -> None:
 def test_a_recorded_log_gives_back_each_state_that_sql_saw(tmp_path: Path) -> None:
     into(tmp_path / "log", "open-protocol", last=len(snapshots()) - 1)
     check_all(tmp_path / "log", len(snapshots()) - 1)
-    ops = {row["_tidegate_op"] for row in _rows_of(tmp_path / "log")}
-    assert ops == {"insert", "update", "before", "delete"}
+    assert plain_log.ops(tmp_path / "log") == {"insert", "update", "before", "delete"}
 
 
 @pytest.mark.parametrize(
@@ -83,13 +82,8 @@ def test_steps_that_do_not_fit_into_memory_give_the_same_log(tmp_path: Path) -> 
     whole, parted = tmp_path / "whole" / "log", tmp_path / "parted" / "log"
     into(whole, "open-protocol")
     into(parted, "open-protocol", Sizes(step=1 << 14, part=1 << 12))
-    assert sorted(map(repr, _rows_of(parted))) == sorted(map(repr, _rows_of(whole)))
+    assert sorted(map(repr, plain_log.rows(parted))) == sorted(map(repr, plain_log.rows(whole)))
     assert len(list(parted.glob("*/*/*.parquet"))) > len(list(whole.glob("*/*/*.parquet")))
-
-
-def _rows_of(root: Path) -> list[dict[str, object]]:
-    files = [entry["file"] for entry in plain_log.entries(root) if "file" in entry]
-    return [row for file in files for row in pq.read_table(root / file).to_pylist()]
 
 
 def test_a_reader_follows_the_log_with_the_helper(tmp_path: Path) -> None:

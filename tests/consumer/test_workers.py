@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tools.processes import descendants
 
+from tests.consumer import plain_log
 from tests.consumer.logs import differences, snapshots
 from tests.consumer.test_apply import TOTAL, bank_sums
 from tests.consumer.test_job import LINE, PATIENCE_S, bank_messages
@@ -72,6 +73,21 @@ def test_a_consumer_without_spark_ends_equal_though_a_worker_dies(source: str, t
     assert differences(target, line) == {}
     assert set(bank_sums(target)) == {TOTAL}
     assert workers_below(os.getpid()) == []
+
+
+def test_a_consumer_of_a_change_log_killed_halfway_has_each_change_once(source: str, tmp_path: Path) -> None:
+    log, line = tmp_path / "log", snapshots()[LINE]
+    settings = [sys.executable, "-m", "tidegate.cli.consumer", "run", "--source", source, "--json"]
+    settings += ["--target", f"parquet://{log}", "--master", "workers[1]", "--until", str(line.ts)]
+    settings += ["--commit-interval", "0.05", "--commit-rows", "200"]
+    first = subprocess.Popen(settings, stdout=subprocess.DEVNULL)
+    until(lambda: len(list(log.glob("_tidegate/changes/*.json"))) > 5)
+    first.kill()
+    first.wait()
+    subprocess.run(settings, stdout=subprocess.DEVNULL, check=True, timeout=PATIENCE_S)
+    (found,) = plain_log.replays(log, line.ts)
+    assert differences(log, line, lambda target, at: found) == {}
+    assert {"before", "delete"} <= plain_log.ops(log), "workers have fetched the rows before changes"
 
 
 def test_a_killed_worker_fails_one_round_and_another_takes_its_place(source: str, tmp_path: Path) -> None:
