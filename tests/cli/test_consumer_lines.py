@@ -37,6 +37,7 @@ INEXACT = {
     "bad_texts": "7 texts that are not UTF-8",
     "missing_deletes": "7 deletes that found no row",
     "guessed": "7 tables guessed from their rows",
+    "set_aside": "7 tables set aside",
 }
 
 

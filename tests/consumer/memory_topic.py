@@ -20,10 +20,11 @@ from tidegate.consumer.flow import Flow
 from tidegate.consumer.mark_headers import layouts, mark_headers, split_resolved
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.places import number_of, place_of
-from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.position import PartitionPosition, Position, SetAside
 from tidegate.consumer.row_clock import Clock, clock_of
 from tidegate.consumer.soft_delete import SoftDelete
 from tidegate.consumer.staging import stage
+from tidegate.consumer.target import TableFailed, Target
 from tidegate.consumer.watermark import Mode
 from tidegate.model.message import Message
 
@@ -126,8 +127,10 @@ def consume_into(
     until: int | None = None,
     size: int = 40,
     rows: int = 300,
+    newest: list[Position] | None = None,
 ) -> Position:
-    """The same into any target, which stays open."""
+    """The same into any target, which stays open. `newest`: gets the newest snapshot's position if changes of
+    a table cannot be applied."""
     codec, groups = reader_of(topic.options), dict[str, list[int]]()
     for number in topic.partitions:
         groups.setdefault(place_of(topic.names, number)[0], []).append(number)
@@ -139,6 +142,8 @@ def consume_into(
     position = position.over(topic.names, joining)
     first = codec.ddl_to is DdlTo.FIRST
     begun = writer.target.begun
+    for kept in (position, begun):
+        writer.set_aside.know(kept.set_aside if kept is not None else ())
     bounds = {p: part.applied for p, part in begun.partitions.items()} if begun is not None else None
     flow = Flow(position, mode, tuple(tuple(g[:1] if first else g) for g in groups.values()), until, bounds)
     committer = Committer(flow, writer, position, rows, idle_s=0)
@@ -155,9 +160,40 @@ def consume_into(
             for p, at in wanted.items()
         ]
         flow.take(fetched)
-        while committer.commit(0.0):
-            pass
+        try:
+            while committer.commit(0.0):
+                pass
+        except TableFailed:
+            if newest is not None:
+                newest.append(committer.position)
+            raise
     return committer.position
+
+
+def consume_setting_aside(
+    topic: MemoryTopic,
+    target: Target,
+    folder: Path,
+    *,
+    mode: Mode = Mode.TRANSACTION,
+    until: int | None = None,
+    size: int = 40,
+    rows: int = 300,
+) -> Position:
+    """The same with `--set-aside`, as a job does it (`job.Lives`)."""
+    entries: tuple[SetAside, ...] = ()
+    for life in count():
+        writer, newest = Applier(target, folder, sets_aside=True), list[Position]()
+        writer.set_aside.know(entries)
+        try:
+            return consume_into(
+                topic, writer, folder / f"staging-{life}", mode=mode, until=until, size=size, rows=rows,
+                newest=newest,
+            )  # fmt: skip
+        except TableFailed as failed:
+            writer.set_aside.check_room(failed)
+            entries += target.set_aside(failed, newest[0])
+    raise AssertionError
 
 
 def consume_by_offset(

@@ -1,6 +1,6 @@
 """`tidegate consumer`: writes a topic into Delta or Iceberg tables, or into a database.
 
-`status` is in `consumer_status`, `snapshot` in `consumer_snapshot`.
+`status` is in `consumer_status`, `snapshot` in `consumer_snapshot`, `take-back` in `consumer_take_back`.
 
 This module only reads the options, calls `tidegate.consumer.job.run` and prints. Heavy imports happen in the
 command.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli import consistency, consumer_snapshot, consumer_status
+from tidegate.cli import consistency, consumer_snapshot, consumer_status, consumer_take_back
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def group() -> None:
 
 app.command("status")(consumer_status.show_status)
 app.command("snapshot")(consumer_snapshot.show_snapshot)
+app.command("take-back")(consumer_take_back.take_back)
 
 
 @app.command()
@@ -151,6 +152,15 @@ def run(
             "(docs/schema-changes.md)."
         ),
     ] = "evolve",
+    set_aside: Annotated[
+        bool,
+        typer.Option(
+            "--set-aside",
+            help="If changes of a table cannot be applied, leave the table as it is and continue with the "
+            "others; `consumer status` lists it. Refused with --lanes 1. Without it, the consumer stops "
+            "(docs/set-aside.md).",
+        ),
+    ] = False,
     mode: Annotated[
         str,
         typer.Option(
@@ -266,6 +276,7 @@ def run(
                 schema_changes=SchemaChanges(schema_changes),
                 partition_by=tuple(partition_by or ()),
             ),
+            set_aside=set_aside,
             mode=Mode(mode),
             until=until,
             time_zone=time_zone,
@@ -422,6 +433,7 @@ def _inexact(progress: Progress) -> list[tuple[int, str]]:
         (progress.bad_texts, "texts that are not UTF-8"),
         (progress.missing_deletes, "deletes that found no row"),
         (progress.guessed, "tables guessed from their rows"),
+        (progress.set_aside, "tables set aside"),
     ]
 
 

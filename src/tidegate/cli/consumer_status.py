@@ -37,7 +37,8 @@ def show_status(
     """Show how far a consumer is, what it waits for, and how far each partition is.
 
     It asks the target and the broker and changes neither. Exit 0: the consumer runs and nothing is wrong;
-    1: it does not run, or is stuck, or the target does not answer; 2: there is no such source or target.
+    1: it does not run, is stuck, or has set tables aside, or the target does not answer; 2: there is no such
+    source or target.
     """
     from tidegate.consumer.source import Topic
     from tidegate.consumer.status import look
@@ -84,6 +85,7 @@ def summary(found: Status) -> list[str]:
     lines += [f"broker    {found.broker}"] if found.broker else []
     if found.schema_changes not in ("", "evolve"):
         lines.append(f"columns   {'; '.join((f'--schema-changes {found.schema_changes}', *found.ignored))}")
+    lines += [f"set aside {words}" for words in found.set_aside]
     return lines
 
 

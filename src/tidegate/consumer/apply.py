@@ -40,6 +40,7 @@ from tidegate.consumer.position import Position, Source
 from tidegate.consumer.row_clock import Clock
 from tidegate.consumer.schema_changes import SchemaChanges
 from tidegate.consumer.selection import Chosen, Selection
+from tidegate.consumer.set_aside import SetAsideTables, touched
 from tidegate.consumer.target import Name, TableChanges, Target
 from tidegate.consumer.timestamp_zone import TimestampZone
 from tidegate.errors import Fatal
@@ -80,6 +81,7 @@ class Applier:
         clock: Clock | None = None,
         selection: Selection | None = None,
         schema_changes: SchemaChanges = SchemaChanges.EVOLVE,
+        sets_aside: bool = False,
     ) -> None:
         """`folder`: receives the file of rows that the target's tables cannot hold (quarantine).
 
@@ -87,7 +89,8 @@ class Applier:
         because they then look like inserts. `place`: maps a partition's number to topic and partition.
         `learns_zone`: see `TimestampZone`. `clock`: given only for topics that are read by offset.
         `selection`: which tables are applied, and under which names; None: all, unchanged. `schema_changes`:
-        the policy when a DDL changes columns.
+        the policy when a DDL changes columns. `sets_aside`: a change that cannot be applied raises
+        `TableFailed`, so that the caller can set the table aside.
         """
         self.target, self.stats = target, target.stats
         self._folder, self._sizes = folder, sizes or Sizes()
@@ -96,6 +99,7 @@ class Applier:
         self._clock, self._by_kind = clock, clock in (None, Clock.EXACT)
         self._bad = BadRows(folder / QUARANTINE, place)
         self.ddl_floors = DdlFloors(clock)
+        self.set_aside = SetAsideTables(allowed=sets_aside)
         self._numbers = 0
         """How many files of parts were opened; makes their names distinct."""
         self._counting = threading.Lock()
@@ -107,7 +111,7 @@ class Applier:
         always applied whole, however large, because equal rows can be counted only together.
         """
         # First, because everything below uses the names at the target.
-        pieces = self.selection.pieces(pieces, self.target.definitions.keys())
+        pieces = self.set_aside.without(self.selection.pieces(pieces, self.target.definitions.keys()))
         sizes = self._sizes_of(pieces)
         parts = self._parts(pieces, sizes)
         # Not computed here: the target calls them in its own threads, which also bounds how many tables are
@@ -179,10 +183,9 @@ class Applier:
         if not held:
             return
         known = self._definition_for(name, [piece.segment for piece in held])
-        aside, zone = partial(self._set_aside, name), self.zone.of_table(known)
+        zone = self.zone.of_table(known)
         for piece in held:
-            staged = self._fresh(name, staged_rows([piece]))
-            changes = self._converted(staged, known, zone, aside)
+            changes = self._changes(name, self._fresh(name, staged_rows([piece])), known, zone)
             # Targets compute tables in several threads.
             with self._counting:
                 self.stats.rows += len(changes)
@@ -208,18 +211,26 @@ class Applier:
                 # raise it again.
                 self.ddl_floors.executed(chosen, self.target.definitions, self.target.definitions)
                 continue
-            if self._schema_changes is SchemaChanges.IGNORE and chosen.refusal is None:
-                chosen = self._kept(chosen, message)
-            steps = self._planned(chosen)
-            # Before `intend`: a DDL that is refused must leave no trace at the target.
-            _refuse_if_needed(message, steps)
+            by_sql = self.target.replays_sql
+            chosen = self.set_aside.left(chosen, self.target.definitions.keys(), by_text=by_sql)
+            if chosen is None:
+                continue
+            names = touched(chosen, by_text=by_sql)
+            with self.set_aside.blaming(names, chosen.message):
+                if self._schema_changes is SchemaChanges.IGNORE and chosen.refusal is None:
+                    chosen = self._kept(chosen, message)
+                steps = self._planned(chosen)
+                # Before `intend`: a DDL that is refused must leave no trace at the target.
+                _refuse_if_needed(message, steps)
             # A copy: the steps change the target's own definitions.
             before = dict(self.target.definitions)
-            self._check_specs(steps, before, f"ts {message.ts}: {message.query[:200]}")
-            self.target.intend(chosen.message, steps)
-            for step in steps:
-                self.target.execute(step)
-                done.append(ddl_steps.in_words(step))
+            # Files fail only as a whole here; a database may refuse a statement about one table.
+            with self.set_aside.blaming(names if by_sql else (), chosen.message):
+                self._check_specs(steps, before, f"ts {message.ts}: {message.query[:200]}")
+                self.target.intend(chosen.message, steps)
+                for step in steps:
+                    self.target.execute(step)
+                    done.append(ddl_steps.in_words(step))
             self.ddl_floors.executed(chosen, before, self.target.definitions)
             self.stats.ddls += 1
         return done
@@ -236,6 +247,8 @@ class Applier:
         for event, message in _in_order(messages):
             chosen = selection.ddl(event, message, held)
             if chosen is None or chosen.refusal is not None or self.target.has_done(chosen.message):
+                continue
+            if self.set_aside.concerns(chosen, by_text=self.target.replays_sql):
                 continue
             if chosen.event is not None:
                 if words := schema_changes.changed_columns(chosen.event):
@@ -300,8 +313,7 @@ class Applier:
         if not staged:
             return None
         known = self._definition_for(name, [one.segment for one in staged])
-        aside = partial(self._set_aside, name)
-        changes = self._converted(staged, known, self.zone.of_table(known), aside)
+        changes = self._changes(name, staged, known, self.zone.of_table(known))
         if len(changes) == 0:
             return None
         with self._counting:
@@ -316,20 +328,16 @@ class Applier:
         kept = bool(known.soft_delete)
         return TableChanges(known, net_effect(changes, known.keys, trust, self._by_kind, kept))
 
-    def _converted(
-        self,
-        staged: Sequence[Staged],
-        known: Definition,
-        zone: str,
-        aside: Callable[[Sequence[BadRow]], None],
-    ) -> Changes:
-        whole = self.target.every_change
-        return staged_changes(staged, known, zone, self.target.values, aside, whole_old=whole)
+    def _changes(self, name: Name, staged: Sequence[Staged], known: Definition, zone: str) -> Changes:
+        aside, whole = partial(self._quarantine, name), self.target.every_change
+        # The zone is not in it, because a zone that is missing is missing for all tables.
+        with self.set_aside.blaming([name]):
+            return staged_changes(staged, known, zone, self.target.values, aside, whole_old=whole)
 
     def _fresh(self, name: Name, staged: list[Staged]) -> list[Staged]:
         return self.ddl_floors.fresh(name, self.target.definition(name), staged)
 
-    def _set_aside(self, name: Name, rows: Sequence[BadRow]) -> None:
+    def _quarantine(self, name: Name, rows: Sequence[BadRow]) -> None:
         fresh = self._bad.add(name, rows)
         with self._counting:
             self.stats.bad_rows += fresh
@@ -340,11 +348,12 @@ class Applier:
             known = self.target.definition(name)
             if known is None or (self.target.replays_sql and _other_key(known, segment)):
                 guessed = definition.guess(*name, segment.columns, segment.min_ts)
-                self._learn(ddl_steps.Create(self._as_ruled(guessed)))
+                self._execute_for_rows(name, ddl_steps.Create(self._as_ruled(guessed)))
             elif known.info is not None or self.target.replays_sql:
-                _check_columns(known, segment)
+                with self.set_aside.blaming([name]):
+                    _check_columns(known, segment)
             elif (grown := self._grown(known, segment)) is not None:
-                self._learn(ddl_text_plan.regrown(known, grown))
+                self._execute_for_rows(name, ddl_text_plan.regrown(known, grown))
         known = self.target.definition(name)
         assert known is not None
         return known
@@ -356,10 +365,11 @@ class Applier:
         spec = partition_spec.resolved(spec, guessed.arrow_schema.names)
         return replace(guessed, soft_delete=self.selection.soft_delete(name), partition_by=spec)
 
-    def _learn(self, step: Step) -> None:
+    def _execute_for_rows(self, name: Name, step: Step) -> None:
         """Execute a step that rows have shown to be needed."""
-        self._check_specs([step], {}, "rows of the topic, which no DDL describes")
-        self.target.execute(step)
+        with self.set_aside.blaming([name] if self.target.replays_sql else []):
+            self._check_specs([step], {}, "rows of the topic, which no DDL describes")
+            self.target.execute(step)
 
     def _check_specs(self, steps: Sequence[Step], held: Mapping[Name, Definition], where: str) -> None:
         check_steps(steps, self.selection.partition_spec, held, where)

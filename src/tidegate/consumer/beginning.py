@@ -16,6 +16,7 @@ from tidegate.consumer.checks import (
     check_joining,
     check_retained,
     check_same,
+    check_set_aside,
     check_uncompacted,
     without_added,
 )
@@ -58,6 +59,8 @@ class Beginning:
         for kept in filter(None, (held, self.target.begun)):
             check_same_rules(kept, rules, str(self.address))
             self.applier.selection.know(kept.sources)
+            self.applier.set_aside.know(kept.set_aside)
+        check_set_aside(bool(self.applier.set_aside.entries), self.address)
         policy, tables = self.settings.rules.schema_changes, self.target.definitions.values()
         check_policy(policy, tables, str(self.address))
         check_held(self.target.definitions, self.applier.selection.partition_spec, str(self.address))

@@ -17,6 +17,8 @@ from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.places import place_of
 from tidegate.consumer.position import Position
 from tidegate.consumer.source import Topic
+from tidegate.consumer.target import Address
+from tidegate.dispatcher.consistency import Visibility
 from tidegate.errors import Fatal, InvalidInput, Retryable
 
 ROW_MODE: Final = "use --mode row, which applies changes as it reads them, not by transaction"
@@ -79,6 +81,17 @@ def check_soft_delete(topic: Topic, rules: Collection[str], *, adopt: bool) -> N
             where=f"topic {topic.name}, {where}",
             why=Loss.DELETED_CELLS,
             fix=WHOLE_DELETES,
+        )
+
+
+def check_set_aside(asked: bool, address: Address) -> None:
+    """InvalidInput if tables may be, or are, set aside where readers see whole transactions at once."""
+    if asked and address.seen is Visibility.TRANSACTIONS:
+        raise InvalidInput(
+            "a table cannot be set aside where readers see whole transactions",
+            where=f"{address}, --lanes 1",
+            why="each step is one transaction over all tables, and would lack the changes of one table",
+            fix="leave --set-aside out, or use --lanes 2 or more, where each table is written on its own",
         )
 
 

@@ -90,6 +90,7 @@ class Committer:
             time_zone=applier.zone.name,
             sources=applier.sources,
             ddl_floors=applier.ddl_floors.entries,
+            set_aside=applier.set_aside.entries,
         )
 
     def _publish(self, now: float) -> bool:

@@ -26,6 +26,7 @@ COUNTERS: Final[dict[str, tuple[str, Callable[[Progress], int]]]] = {
 """By name: `tidegate_consumer_NAME_total`."""
 GAUGES: Final[dict[str, tuple[str, Callable[[Progress], int]]]] = {
     "quarantined": ("Messages and rows set aside, earlier runs included", lambda one: one.quarantined),
+    "set_aside_tables": ("Tables whose changes are not applied", lambda one: one.set_aside),
     "waiting_rows": ("Rows that are read and not applied", lambda one: one.waiting_rows),
     "trouble": ("1 while something keeps the consumer from moving", lambda one: int(bool(one.trouble))),
 }

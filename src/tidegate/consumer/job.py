@@ -34,6 +34,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from tidegate.codec.registry import reader_of
+from tidegate.consumer import set_aside
 from tidegate.consumer.apply import QUARANTINE, Applier, only_topic
 from tidegate.consumer.attempts import POLL_S, Attempts
 from tidegate.consumer.beginning import Beginning, bounds_begun
@@ -44,6 +45,7 @@ from tidegate.consumer.checks import (
     check_no_ddls,
     check_not_repartitioned,
     check_one_topic,
+    check_set_aside,
     check_soft_delete,
     check_timed,
 )
@@ -58,6 +60,7 @@ from tidegate.consumer.notices import Notices
 from tidegate.consumer.offset_flow import OffsetFlow
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.partition_checks import check_target
+from tidegate.consumer.position import SetAside
 from tidegate.consumer.progress import QUIET, Listener, Progress
 from tidegate.consumer.rounds import FetchRounds, News
 from tidegate.consumer.schema_changes import ignored_words
@@ -66,7 +69,7 @@ from tidegate.consumer.settings import Settings, topic_of
 from tidegate.consumer.source import Topic
 from tidegate.consumer.stall_detector import StallDetector
 from tidegate.consumer.status import StatusWriter
-from tidegate.consumer.target import Address, Target
+from tidegate.consumer.target import Address, TableFailed, Target
 from tidegate.consumer.targets import address_of
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput, Retryable, TidegateError
@@ -108,15 +111,77 @@ def run(
             why="a unique value may be taken by a row of one partition before the row of another releases it",
             fix="leave --mode out: whole transactions are applied then",
         )
+    check_set_aside(settings.set_aside, address)
     with address.opened() as target, _staging(address.folder) as staging:
-        consumer = Consumer(settings, topic, address, target, staging, stop, listener)
-        with consumer.recorded():
-            if not consumer.done and not stop():
+        lives = Lives(settings, topic, address, target, staging, stop, listener)
+        with lives.recorded():
+            if not lives.consumer.done and not stop():
                 with _fetching(topic, settings, staging, address.folder, stop, spark) as fetcher:
                     if fetcher is not None:
-                        listener.ready(consumer.progress())
-                        consumer.loop(fetcher)
-        return consumer.progress()
+                        listener.ready(lives.consumer.progress())
+                        lives.loop(fetcher)
+        return lives.consumer.progress()
+
+
+class Lives:
+    """The consumers of one run: after each table that is set aside, another one begins at the position.
+
+    It recovers the target and reads the topic again, as after a restart, so nothing that the earlier one has
+    read, planned or half written counts.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topic: Topic,
+        address: Address,
+        target: Target,
+        staging: Path,
+        stop: Callable[[], bool],
+        listener: Listener,
+    ) -> None:
+        self._settings, self._topic, self._address, self._target = settings, topic, address, target
+        self._staging, self._stop, self._listener = staging, stop, listener
+        self._entries: tuple[SetAside, ...] = ()
+        """All tables that this run has set aside; a target that undoes has them only after a commit."""
+        self._count = 0
+        self.consumer = self._next()
+
+    def loop(self, fetcher: Fetcher) -> None:
+        """As `Consumer.loop`, setting tables aside if the settings allow it."""
+        while True:
+            try:
+                self.consumer.loop(fetcher)
+            except TableFailed as failed:
+                if not self._settings.set_aside:
+                    raise
+                entries = self.consumer.set_aside(failed)
+                for one in entries:
+                    self._listener.warn(set_aside.reported(one, failed))
+                self._entries = (*self._entries, *entries)
+                self.consumer = self._next()
+            else:
+                return
+
+    def _next(self) -> Consumer:
+        # A folder of its own, because a cancelled task may still write into the earlier one.
+        shutil.rmtree(self._staging / str(self._count), ignore_errors=True)
+        self._count += 1
+        staging = self._staging / str(self._count)
+        staging.mkdir()
+        made = self._settings, self._topic, self._address, self._target, staging, self._stop, self._listener
+        return Consumer(*made, self._entries)
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Wraps the run: writes the status file at its beginning, and at its end how it ended."""
+        self.consumer.record()
+        try:
+            yield
+        except TidegateError as error:
+            self.consumer.record_end(error.what)
+            raise
+        self.consumer.record_end("")
 
 
 class Consumer:
@@ -131,7 +196,9 @@ class Consumer:
         staging: Path,
         stop: Callable[[], bool],
         listener: Listener,
+        aside: tuple[SetAside, ...] = (),
     ) -> None:
+        """`aside`: tables that are set aside besides those that the position has."""
         self._settings, self._topic = settings, topic
         self._address, self._target = address, target
         self._stop, self._listener = stop, listener
@@ -144,6 +211,7 @@ class Consumer:
             clock=topic.clock,
             selection=Selection(settings.rules),
             schema_changes=settings.rules.schema_changes,
+            sets_aside=settings.set_aside,
         )
         self._offsets = Offsets(topic)
         self._notices = Notices(topic, address.folder / QUARANTINE, listener)
@@ -157,6 +225,7 @@ class Consumer:
             settings, topic, address, target, self._applier, self._offsets, self._attempts, listener
         )
         position = beginning.position()
+        self._applier.set_aside.know(aside)
         zone = self._applier.zone
         zone.name = zone.name or position.zone_from("")
         begun = bounds_begun(target.begun, topic, address, settings.until)
@@ -227,6 +296,7 @@ class Consumer:
             guessed=sum(1 for table in self._target.definitions.values() if table.guessed),
             trouble=self._attempts.trouble or signs,
             partitions=self._partitions(),
+            set_aside=len(self._applier.set_aside.entries),
         )
 
     def _partitions(self) -> tuple[Partition, ...]:
@@ -236,17 +306,23 @@ class Consumer:
     def _ignored(self) -> tuple[str, ...]:
         return ignored_words(self._target.definitions.values())
 
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Wraps the run: writes the status file at its beginning, and at its end how it ended."""
+    def set_aside(self, failed: TableFailed) -> tuple[SetAside, ...]:
+        """Note durably that the tables of a failure are set aside; nothing may be applied after it.
+
+        Returns their entries. Raises the failure's cause if the target cannot do it, and Fatal if there are
+        too many.
+        """
+        self._applier.set_aside.check_room(failed)
+        return self._target.set_aside(failed, self._committer.position)
+
+    def record(self) -> None:
+        """Write the status file."""
         self._record(self.progress())
-        try:
-            yield
-        except TidegateError as error:
-            self._status_writer.write(_now_ms(), False, error.what, self._partitions(), self._ignored())
-            raise
-        self._status_writer.write(_now_ms(), False, "", self._partitions(), self._ignored())
-        if self._group is not None:
+
+    def record_end(self, trouble: str) -> None:
+        """Write how the run ended: with the error `trouble`, or in order if it is empty."""
+        self._status_writer.write(_now_ms(), False, trouble, self._partitions(), self._ignored())
+        if self._group is not None and not trouble:
             self._group.close(self._committer.position)
 
     def _record(self, progress: Progress) -> None:

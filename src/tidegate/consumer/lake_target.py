@@ -39,10 +39,11 @@ from tidegate.consumer.journal import DdlJournal, DroppedTable
 from tidegate.consumer.lake import Lake
 from tidegate.consumer.lake_steps import LakeSteps, Table
 from tidegate.consumer.net_effect import BagEffect, Effect, Ints, factorize
-from tidegate.consumer.position import Position
+from tidegate.consumer.position import Position, SetAside
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, NetChanges, Parted, TableChanges
+from tidegate.consumer.target import Name, NetChanges, Parted, TableChanges, TableFailed
 from tidegate.consumer.upkeep import Upkeep
+from tidegate.errors import InvalidInput
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 
 WRITERS: Final = 2
@@ -144,6 +145,7 @@ class LakeTarget:
         # not in this list.
         self._files.read()
         self.tables.clear()
+        self._round = None
         text = self.lake.position()
         if text is None:  # marked tables that no snapshot names were left by a first run that was killed
             for path in self.lake.table_paths():
@@ -318,6 +320,20 @@ class LakeTarget:
         # docs/guarantees.md#snapshots-are-whole: all tables are named in one commit.
         self.lake.publish(position.ts, rows, position.to_json())
         return position
+
+    def set_aside(self, failed: TableFailed, begin: Position) -> tuple[SetAside, ...]:
+        """Notes nothing: `recover` undoes what the newest snapshot does not name, in all tables."""
+        return failed.entries(begin)
+
+    def take_back(self, names: Sequence[Name]) -> None:
+        """InvalidInput: nobody but the consumer can bring the missing rows into its files."""
+        raise InvalidInput(
+            "a table of files cannot be taken back",
+            where=", ".join(".".join(name) for name in names),
+            why="the target of files makes its own tables, and no other program can load the missing rows",
+            fix="begin a new target, for example with --include for these tables, from a changefeed with an "
+            "initial load",
+        )
 
     def tidy(self, position: Position) -> bool:
         """Do upkeep for about `Upkeep.piece_s`. Returns whether the round is finished."""

@@ -29,9 +29,9 @@ def check_target(rules: Sequence[PartitionRule], transforms: AbstractSet[Transfo
     """
     if rules and not transforms:
         raise InvalidInput(
-            f"{OPTION} is for targets of files",
+            f"{OPTION} is for tables of files",
             where=f"{target}: {rules[0].text}",
-            why="a database gets the tables as they are upstream, with the indexes and partitions of its own",
+            why="a database has partitions of its own, and the files of a change log follow the commits",
             fix="leave it out, or write --target delta:///directory or iceberg:///directory",
         )
     for rule in rules:

@@ -21,9 +21,29 @@ SEVERAL: Final = 2
 """The format of a position in several topics: partitions are listed by topic."""
 RULED: Final = 3
 """Like `SEVERAL`, for positions that earlier releases must not resume from: by offset, or under rules."""
+INCOMPLETE: Final = 4
+"""Like `RULED`, if tables are set aside: an earlier release would apply their later changes."""
 
 Source: TypeAlias = tuple[str, str, str, str]
 """Schema and table at the target, then schema and table at the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A table that is set aside: the target lacks its changes from some moment on, and gets no later ones."""
+
+    schema: str
+    table: str
+    ts: int
+    """All rows up to this commit ts are in the table, and no later change; a DDL of this very ts may be
+    missing. By offset: no change above it is in the table, and some below it may be missing."""
+    why: str
+    """Why its changes could not be applied, in words."""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Schema and table at the target."""
+        return self.schema, self.table
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +102,9 @@ class Position:
     switches: tuple[int, ...] = ()
     """Each ts at which that number changes, until all partitions have reached it. It must be stored, because
     a mark that is read later names only the last change."""
+    set_aside: tuple[SetAside, ...] = ()
+    """Tables whose changes are not applied (`set_aside`). An entry is stored before, or together with, the
+    first position that passes a change which the table lacks."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -97,6 +120,18 @@ class Position:
         # An empty stored zone is not the same as none: it says that no text was read yet, so the zone is
         # still free.
         return given or ("UTC" if self.time_zone is None else self.time_zone)
+
+    @property
+    def complete_ts(self) -> int:
+        """The commit ts up to which all rows are applied; by offset, the ts of the state."""
+        if self.by_offset or not self.partitions:
+            return self.ts
+        return min(part.applied for part in self.partitions.values())
+
+    def without_tables(self, entries: Iterable[SetAside]) -> Position:
+        """The same position with more tables set aside; an entry that a table has already stays."""
+        held = {one.name: one for one in self.set_aside}
+        return replace(self, set_aside=tuple(({one.name: one for one in entries} | held).values()))
 
     def over(self, topics: Sequence[str], fresh: Iterable[int] = ()) -> Position:
         """The same position in more topics, sorted. `fresh`: partitions that are read from 0 on."""
@@ -114,10 +149,10 @@ class Position:
             topic, partition = place_of(self.topics, number)
             kept = {"offset": p.offset, "applied": p.applied, "watermark": p.watermark}
             topics[topic][str(partition)] = kept
-        ruled = self.by_offset or bool(self.rules)
+        ruled = self.by_offset or bool(self.rules) or bool(self.set_aside)
         # The plain form as long as possible: earlier releases can then still resume from it.
         single = len(topics) == 1 and not ruled
-        several = RULED if ruled else SEVERAL
+        several = INCOMPLETE if self.set_aside else RULED if ruled else SEVERAL
         body: dict[str, Any] = {
             "format": FORMAT if single else several,
             "ts": self.ts,
@@ -133,6 +168,8 @@ class Position:
         body |= {"barriers": self.ddl_floors} if self.ddl_floors else {}
         body |= {"epoch": self.epoch} if self.epoch else {}
         body |= {"switches": self.switches} if self.switches else {}
+        aside = [[one.schema, one.table, one.ts, one.why] for one in self.set_aside]
+        body |= {"set_aside": aside} if aside else {}
         partitions = topics[self.topic] if single else topics
         return orjson.dumps(body | {"mode": self.mode, "partitions": partitions}).decode()
 
@@ -141,8 +178,8 @@ class Position:
         """Read what `to_json` wrote; Fatal when it is something else."""
         try:
             body = orjson.loads(text)
-            if body["format"] not in (FORMAT, SEVERAL, RULED):
-                raise ValueError(f"format {body['format']}, this release reads {FORMAT} to {RULED}")
+            if body["format"] not in (FORMAT, SEVERAL, RULED, INCOMPLETE):
+                raise ValueError(f"format {body['format']}, this release reads {FORMAT} to {INCOMPLETE}")
             names = body["topic"].split(",")
             topics = {names[0]: body["partitions"]} if body["format"] == FORMAT else body["partitions"]
             partitions = {
@@ -163,6 +200,7 @@ class Position:
                 tuple((schema, table, int(ts)) for schema, table, ts in body.get("barriers", ())),
                 int(body.get("epoch", 0)),
                 tuple(int(ts) for ts in body.get("switches", ())),
+                tuple(SetAside(to, name, int(ts), why) for to, name, ts, why in body.get("set_aside", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(

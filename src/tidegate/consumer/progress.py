@@ -35,6 +35,8 @@ class Progress:
     """Why nothing moves, in words; empty when nothing is known to be wrong."""
     partitions: tuple[Partition, ...] = ()
     """How far each partition is."""
+    set_aside: int = 0
+    """Tables whose changes are not applied, because one of them could not be."""
 
 
 @dataclass(frozen=True, slots=True)

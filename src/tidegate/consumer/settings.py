@@ -51,6 +51,8 @@ class Settings:
     """Which tables and columns are applied, and under which names. They must stay the same for a target."""
     upkeep: Upkeep = field(default_factory=Upkeep)
     """Retention and maintenance of a Delta or Iceberg target."""
+    set_aside: bool = False
+    """Whether a table whose changes cannot be applied is set aside while the others continue."""
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import orjson
 
+from tidegate.consumer import set_aside
 from tidegate.consumer.lag import (
     UNKNOWN,
     Partition,
@@ -141,11 +142,13 @@ class Status:
     """The policy for changes of columns upstream; empty: it is not known."""
     ignored: tuple[str, ...] = ()
     """Tables whose columns differ from the source's, in words, from the consumer's last report."""
+    set_aside: tuple[str, ...] = ()
+    """Tables whose changes are not applied, in words, from the target's position."""
 
     @property
     def fine(self) -> bool:
         """Whether no one has to do anything."""
-        return self.running and not self.stuck
+        return self.running and not self.stuck and not self.set_aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,7 @@ def status_of(topic: Topic, seen: Observation, now_ms: int) -> Status:
         broker=seen.broker,
         schema_changes=_schema_changes(seen, position),
         ignored=seen.said.ignored if seen.said is not None else (),
+        set_aside=set_aside.in_words(position.set_aside) if position is not None else (),
     )
 
 

@@ -15,11 +15,11 @@ change log (`change_rows`), and planned steps (`ddl_plan`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.changes import Values
@@ -27,12 +27,38 @@ from tidegate.consumer.ddl_steps import Dropped, Step
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import BagEffect, Effect
 from tidegate.consumer.partition_spec import Transform
-from tidegate.consumer.position import Position
+from tidegate.consumer.position import Position, SetAside
 from tidegate.consumer.stats import Stats
 from tidegate.dispatcher.consistency import Visibility
+from tidegate.errors import Fatal, TidegateError
 
+REASON_MAX: Final = 500
+"""Characters of the reason that is stored for a table that is set aside."""
+QUERY_SHOWN: Final = 200
 Name: TypeAlias = tuple[str, str]
 """Schema and table."""
+
+
+class TableFailed(Fatal):
+    """The changes of some tables cannot be applied, and those of the others can: these may be set aside.
+
+    It says the same as its `cause`.
+    """
+
+    def __init__(self, cause: TidegateError, names: Iterable[Name], ddl: DdlMessage | None = None) -> None:
+        """`names`: at the target. `ddl`: the DDL that cannot be executed; None: rows cannot be written."""
+        super().__init__(cause.what, where=cause.where, why=cause.why, fix=cause.fix)
+        self.cause, self.names, self.ddl = cause, tuple(dict.fromkeys(names)), ddl
+
+    def entries(self, position: Position) -> tuple[SetAside, ...]:
+        """The entries of these tables, if the target has everything up to `position` and nothing above it."""
+        why = f"{self.what}: {self.why}" if self.why else self.what
+        at = f" (DDL at ts {self.ddl.ts}: {self.ddl.query[:QUERY_SHOWN]})" if self.ddl is not None else ""
+        return tuple(SetAside(*name, position.complete_ts, f"{why[:REASON_MAX]}{at}") for name in self.names)
+
+
+class TargetFailed(Fatal):
+    """The whole target refuses, though one table's changes met it: no table is set aside because of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +78,17 @@ NetChanges: TypeAlias = Callable[[], TableChanges | None]
 
 It may `execute` a step for this table first, because rows can show a column that no DDL announced. Called
 once, from any thread. The target must release the result as early as it can: until then it is in memory."""
+
+
+@contextmanager
+def blaming(*names: Name) -> Iterator[None]:
+    """Raise `TableFailed` for a Fatal that these tables cause."""
+    try:
+        yield
+    except (TableFailed, TargetFailed):
+        raise
+    except Fatal as error:
+        raise TableFailed(error, names) from error
 
 
 class Parted(Protocol):
@@ -115,7 +152,8 @@ class Target(Protocol):
     def recover(self) -> Position | None:
         """Restore the newest position, and return it; None: nothing was ever committed.
 
-        Fatal when the target's state contradicts that position.
+        Fatal when the target's state contradicts that position. May be called again, after an error; what was
+        not durable before the error is discarded.
         """
 
     @property
@@ -131,7 +169,7 @@ class Target(Protocol):
         split.
 
         Raises the first failure, but only when none of its writes runs any more: otherwise a late write could
-        reach a target that has been recovered meanwhile.
+        reach a target that has been recovered meanwhile. `TableFailed`: nothing of its tables is written.
         """
 
     def has_done(self, message: DdlMessage) -> bool:
@@ -151,6 +189,22 @@ class Target(Protocol):
 
     def commit(self, position: Position) -> Position:
         """Make position.ts a snapshot, visible to readers and restarts. Returns the position as stored."""
+
+    def set_aside(self, failed: TableFailed, begin: Position) -> tuple[SetAside, ...]:
+        """Note durably that the tables of a failure lack all changes above the position, and get no later
+        ones; `recover` must follow. Returns their entries.
+
+        `begin`: the newest snapshot's position, or where the run began if there is none. A target that undoes
+        notes nothing: the caller puts the entries into the next position that it commits. Raises the cause
+        when a part of these changes is at the target already.
+        """
+
+    def take_back(self, names: Sequence[Name]) -> None:
+        """Forget that tables are set aside, and all that is known about them, after the user has loaded them.
+
+        InvalidInput when a table is not set aside, or when the target cannot get its missing rows. `recover`
+        comes before it, and nothing after it.
+        """
 
     def tidy(self, position: Position) -> bool:
         """Remove what neither readers nor restarts need; called between two commits, with all committed.

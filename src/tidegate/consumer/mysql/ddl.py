@@ -35,6 +35,7 @@ from tidegate.consumer.mysql.recast import recast
 from tidegate.consumer.mysql.replay import COPY, Tables, after_skipped, missing, replayed, session
 from tidegate.consumer.mysql.session import SCHEMA, USUAL
 from tidegate.consumer.mysql.statements import (
+    MAKES_SCHEMA,
     AlterTable,
     CreateTable,
     DeleteRows,
@@ -48,7 +49,7 @@ from tidegate.consumer.mysql.statements import (
 from tidegate.consumer.mysql.tables import added_columns, alterations, create_table, qualified, recasts
 from tidegate.consumer.sql_replay import CreateTable as MakesTable
 from tidegate.consumer.sql_replay import Ignored, Unknown, read, tables
-from tidegate.consumer.target import Name
+from tidegate.consumer.target import Name, TargetFailed
 from tidegate.errors import Fatal
 
 
@@ -164,6 +165,9 @@ class DdlRun:
         self.resume(noted)
         self._now = self._query = ""
         self._version = 0
+        self.attempted = ""
+        """The identity of the DDL of which this process has begun a statement last. A statement that only an
+        earlier process began may have taken effect."""
         self._before: dict[Name, Definition] = {}
         self._planned: list[_Planned] = []
         self._step = 0
@@ -325,7 +329,9 @@ class DdlRun:
             return
         note = {"name": self._now, "query": self._query[:2000], "at": number, "evidence": evidence}
         note |= {"alters": statement.text} if isinstance(statement, AlterTable) else {}
+        note |= {"whole": True} if self._leaves_whole(number) else {}
         self._progress.record_ddl(_progress_text(self._done, note))
+        self.attempted = self._now
         # Directly before the statement: nothing but the lock guards what is no transaction.
         self._hold.check_lock()
         if isinstance(statement, DeleteRows):
@@ -334,6 +340,12 @@ class DdlRun:
             recast(self._hold, statement.name, statement.old, statement.new, statement.change)
         else:
             self._run(text_of(statement), session)
+
+    def _leaves_whole(self, number: int) -> bool:
+        """Whether the DDL's tables are as before it if this statement, which is the next one, fails."""
+        *earlier, next_one = [one for planned in self._planned for one in planned.statements][: number + 1]
+        made = (isinstance(one, Repeatable) and one.text.startswith(MAKES_SCHEMA) for one in earlier)
+        return all(made) and not isinstance(next_one, DeleteRows | Recast)
 
     def _run(self, text: str, session: str) -> None:
         """Run one statement. `session` is given for SQL of the topic, which the server may not understand."""
@@ -344,7 +356,7 @@ class DdlRun:
         try:
             self._hold.run_ddl(text)
         except Fatal as error:
-            raise Fatal(
+            raise (TargetFailed if isinstance(error, TargetFailed) else Fatal)(
                 "the target refuses a DDL of the topic",
                 where=f"ts {self._version}: {self._query[:1000]}",
                 why=error.why,
@@ -404,6 +416,20 @@ def begun_in(noted: str | None) -> str | None:
     """The SQL of the DDL that a note reports as begun; None: none was."""
     begun = orjson.loads(noted).get("begun") if noted else None
     return str(begun["query"]) if begun is not None else None
+
+
+def without_begun(noted: str | None, attempted: str, *, known: bool) -> str | None:
+    """A note without its unfinished DDL, whose tables are set aside; empty if there is no note.
+
+    None: the DDL is not the one that was `attempted` (`DdlRun`), or it may have changed its tables. `known`:
+    one of its tables is at the target.
+    """
+    held: dict[str, Any] = orjson.loads(noted) if noted else {}
+    if (begun := held.get("begun")) is None:
+        return noted or ""
+    if begun["name"] != attempted or (known and not begun.get("whole")):
+        return None
+    return _progress_text(held.get("done", []), None)
 
 
 def _progress_text(done: Sequence[str], begun: dict[str, Any] | None) -> str:

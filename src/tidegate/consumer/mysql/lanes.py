@@ -11,8 +11,8 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final, TypeAlias
 
 import pymysql
 
@@ -22,6 +22,7 @@ from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
 from tidegate.consumer.stats import Stats
+from tidegate.consumer.target import Name, TableFailed, blaming
 from tidegate.errors import Fatal
 
 LANES: Final = 4
@@ -56,19 +57,24 @@ class Lanes:
                 wait(work)
         wait(work)
         failures = [error for done in work if (error := done.exception()) is not None]
+        # One that concerns more than a table comes first.
+        failures.sort(key=lambda error: isinstance(error, TableFailed))
         self._stats.missing_deletes += sum(done.result() for done in work if done.exception() is None)
         if failures:
             raise failures[0]
 
     def write(self, number: int, made: Statements) -> int:
-        """Write a lane in one transaction. Returns how many rows to delete were not found."""
+        """Write a lane in one transaction. Returns how many rows to delete were not found.
+
+        `TableFailed` if the server refuses the rows of a table; the transaction is rolled back then.
+        """
         with self._connection(number) as connection:
             connection.begin()
             # First, so that a consumer that is taking over either waits for this transaction or makes this
             # statement match nothing.
             self._progress.lane(number, connection)
             # The lane is marked in the transaction of its rows, so a restart knows which lanes are written.
-            missing = _run(connection, made)
+            missing = _run(connection, made, self._blaming)
             connection.commit()
         return missing
 
@@ -90,6 +96,18 @@ class Lanes:
         self.disconnect()
 
     @contextmanager
+    def _blaming(self, name: Name | None) -> Iterator[None]:
+        """Raise `TableFailed` for an error that a table's rows cause."""
+        if name is None:
+            yield
+            return
+        with blaming(name):
+            try:
+                yield
+            except pymysql.err.MySQLError as error:
+                raise translated(error, self._server) from error
+
+    @contextmanager
     def _connection(self, number: int) -> Iterator[Connection]:
         """A lane's connection. After an error it is closed, which rolls back its transaction."""
         try:
@@ -107,14 +125,22 @@ class Lanes:
             raise
 
 
-def _run(connection: Connection, made: Statements) -> int:
-    """Run all statements. Returns how many rows to delete were not found."""
+Blaming: TypeAlias = Callable[[Name | None], AbstractContextManager[None]]
+
+
+def _run(connection: Connection, made: Statements, blaming: Blaming = lambda name: nullcontext()) -> int:
+    """Run all statements. Returns how many rows to delete were not found.
+
+    `blaming`: a context for the statements of a table.
+    """
     missing = 0
-    for text, wanted in made.deletes:
-        found = written(connection, text)
+    for at, (text, wanted) in enumerate(made.deletes):
+        with blaming(made.table_of(at, inserting=False)):
+            found = written(connection, text)
         missing += 0 if wanted is None else wanted - found
-    for text in made.inserts:
-        written(connection, text)
+    for at, text in enumerate(made.inserts):
+        with blaming(made.table_of(at, inserting=True)):
+            written(connection, text)
     return missing
 
 

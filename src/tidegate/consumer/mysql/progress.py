@@ -31,6 +31,7 @@ from tidegate.consumer.mysql.hold import NAME_MAX, Hold
 from tidegate.consumer.mysql.kept_definitions import KeptDefinitions
 from tidegate.consumer.mysql.server_checks import check_engine, check_server
 from tidegate.consumer.mysql.session import SCHEMA, Connection
+from tidegate.consumer.target import TargetFailed
 from tidegate.errors import Fatal, Fenced
 
 TABLES: Final = (
@@ -45,6 +46,9 @@ TABLES: Final = (
     " table_schema VARCHAR(64) NOT NULL, table_name VARCHAR(64) NOT NULL, definition LONGTEXT NOT NULL,"
     " PRIMARY KEY (table_schema, table_name), KEY (consumer)) ENGINE=InnoDB",
 )
+
+OPEN: Final = "open"
+"""Instead of a lane's digest: it has not committed the batch, and gets other rows than it began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,7 @@ class Progress:
             # All lanes are compared before any of them writes. If a table came to another lane, its rows
             # could otherwise be written twice.
             self._compare(digests)
+            self._close_open(digests)
             return [lane for lane in digests if self._lanes.batch.get(lane, 0) < self._batch]
         number = self._batch + 1
         with self.hold.transaction():
@@ -254,7 +259,9 @@ class Progress:
 
     def _compare(self, digests: Mapping[int, str]) -> None:
         held = {lane: digest for lane, digest in self._lanes.digest.items() if digest}
-        differ = sorted(lane for lane in held.keys() | digests.keys() if held.get(lane) != digests.get(lane))
+        differ = sorted(
+            lane for lane in held.keys() | digests.keys() if held.get(lane) not in (OPEN, digests.get(lane))
+        )
         if differ:
             first = differ[0]
             raise self.differs(differ, held.get(first, ""), digests.get(first, ""))
@@ -298,6 +305,52 @@ class Progress:
             )
         self._begun = False
 
+    # --- tables that are set aside
+
+    def through(self, lane: int) -> bool:
+        """Whether a lane has committed the batch that was begun, as seen at the last takeover."""
+        return self._begun and self._lanes.batch.get(lane, 0) >= self._batch
+
+    def amend(
+        self,
+        position: str,
+        begun: str | None,
+        ddl: str,
+        lanes: Sequence[int] = (),
+        forgotten: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Store other texts about the same progress. Fenced as in `end`.
+
+        `begun`: the position after the batch that was begun. `ddl`: the note about DDLs; empty: none.
+        `lanes`: those that get other rows in this batch. `forgotten`: tables whose definitions are removed.
+        """
+        with self.hold.transaction():
+            self._guarded(
+                f"UPDATE `{SCHEMA}`.`progress` SET position=%s, begun=%s, ddl=%s"
+                " WHERE consumer=%s AND token=%s AND batch=%s",
+                *(position, begun, ddl or None, self.hold.consumer, self.hold.token, self._batch),
+            )
+            self._store_digests(dict.fromkeys(lanes, OPEN))
+            self.definitions.replace({}, forgotten)
+
+    def _close_open(self, digests: Mapping[int, str]) -> None:
+        """Store the digests of lanes that are `OPEN`."""
+        if found := {n: digests.get(n, "") for n, held in self._lanes.digest.items() if held == OPEN}:
+            with self.hold.transaction():
+                self._guarded(
+                    f"UPDATE `{SCHEMA}`.`progress` SET batch=%s WHERE consumer=%s AND token=%s AND batch=%s",
+                    *(self._batch, self.hold.consumer, self.hold.token, self._batch),
+                )
+                self._store_digests(found)
+
+    def _store_digests(self, digests: Mapping[int, str]) -> None:
+        for lane, digest in digests.items():
+            self.hold.execute(
+                f"UPDATE `{SCHEMA}`.`lanes` SET digest=%s WHERE consumer=%s AND lane=%s",
+                *(digest, self.hold.consumer, lane),
+            )
+            self._lanes.digest[lane] = digest
+
     # --- the position, a DDL
 
     def move(self, position: str, *, ddl_over: bool = False) -> None:
@@ -334,7 +387,7 @@ class Progress:
         if not self.hold.execute(statement, *values):
             raise self._unmatched(self.hold.control)
 
-    def _unmatched(self, connection: Connection) -> Fenced | Fatal:
+    def _unmatched(self, connection: Connection) -> Fenced | TargetFailed:
         """Why a guarded statement matched no row: Fenced only if another consumer has raised the token."""
         with connection.cursor() as cursor:
             cursor.execute(
@@ -343,7 +396,7 @@ class Progress:
             rows = cursor.fetchall()
         if rows and rows[0][0] != self.hold.token:
             return self.hold.fenced()
-        return Fatal(
+        return TargetFailed(
             "the target's record of this consumer is not as it was left",
             where=f"{self.hold.server}, schema {SCHEMA}, consumer {self.hold.consumer}",
             why=f"batch {rows[0][1]}, and not {self._batch}, under our token" if rows else "it is gone",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tidegate.consumer.mysql.literals import Digest, bag_deletes, check_lengths, deletes, inserts
 from tidegate.consumer.mysql.tables import qualified
 from tidegate.consumer.net_effect import Effect
-from tidegate.consumer.target import TableChanges
+from tidegate.consumer.target import Name, TableChanges
 
 
 @dataclass(slots=True)
@@ -18,12 +18,32 @@ class Statements:
     deletes: list[tuple[bytes, int | None]] = field(default_factory=list)
     """Each with the number of rows that it must find, if that is known."""
     inserts: list[bytes] = field(default_factory=list)
+    tables: list[tuple[Name, int, int]] = field(default_factory=list)
+    """Each table with the number of its deletes and inserts, in their order; empty: it is not known."""
+
+    def table_of(self, at: int, *, inserting: bool) -> Name | None:
+        """The table of a delete or an insert, by its place in the list; None: it is not known."""
+        for name, deleting, writing in self.tables:
+            at -= writing if inserting else deleting
+            if at < 0:
+                return name
+        return None
 
     def add(self, other: Statements) -> None:
         """Append the statements of another table."""
+        self.tables += other.tables
         self.digest.join(other.digest)
         self.deletes += other.deletes
         self.inserts += other.inserts
+
+
+def whole(changes: TableChanges, packet: int) -> Statements:
+    """All statements of a table's changes. `packet`: as in `add_deletes`."""
+    made, table = Statements(), changes.definition
+    add_deletes(made, changes, packet)
+    add_inserts(made, changes, packet)
+    made.tables.append(((table.schema, table.table), len(made.deletes), len(made.inserts)))
+    return made
 
 
 def add_deletes(made: Statements, changes: TableChanges, packet: int) -> None:

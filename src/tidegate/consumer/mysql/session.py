@@ -19,6 +19,7 @@ import pymysql
 from pymysql.constants import CLIENT, CR, ER
 
 from tidegate.config.values import Secret, revealed
+from tidegate.consumer.target import TargetFailed
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.tls import Tls
@@ -182,6 +183,14 @@ LOST: Final = frozenset(
 BUSY: Final = frozenset({ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT, ER.QUERY_INTERRUPTED, ER.LOCK_TABLE_FULL})
 """The transaction did not take effect and can be retried. 1317: the statement was ended (KILL QUERY)."""
 
+WHOLE_SERVER: Final = frozenset(
+    {
+        *(ER.DISK_FULL, ER.OUTOFMEMORY, ER.OUT_OF_SORTMEMORY, ER.OUT_OF_RESOURCES, ER.RECORD_FILE_FULL),
+        *(ER.OPTION_PREVENTS_STATEMENT, ER.ERROR_ON_WRITE, ER.ERROR_ON_READ, ER.CANT_CREATE_FILE, 1836),
+    }
+)
+"""The server has no space or memory left, or writes nothing (1290, 1836): no table's rows are the cause."""
+
 
 def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateError:
     """A driver's error as one of ours: Retryable when the connection or a lock was lost."""
@@ -216,7 +225,7 @@ def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateEr
             fix="give the user all rights on the schemas that it writes, on `tidegate`, and PROCESS "
             "and CONNECTION ADMIN (or SUPER) to end an earlier consumer's connections",
         )
-    return Fatal(
+    return (TargetFailed if code in WHOLE_SERVER else Fatal)(
         "the target database refuses a statement",
         where=str(server),
         why=why,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tidegate.consumer.modify import Change
 from tidegate.consumer.mysql.literals import quoted
@@ -60,6 +61,7 @@ class Recast:
     change: Change
 
 
+MAKES_SCHEMA: Final = "CREATE DATABASE IF NOT EXISTS"
 Statement = Repeatable | CreateTable | AlterTable | RenameTable | DeleteRows | Recast
 
 
@@ -67,7 +69,7 @@ def create_schema(
     name: str, options: str = "DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 ) -> Repeatable:
     """Creates a schema if it does not exist."""
-    return Repeatable(f"CREATE DATABASE IF NOT EXISTS {quoted(name)} {options}")
+    return Repeatable(f"{MAKES_SCHEMA} {quoted(name)} {options}")
 
 
 def text_of(statement: Repeatable | CreateTable | AlterTable | RenameTable) -> str:

@@ -27,7 +27,7 @@ from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_steps, definition
 from tidegate.consumer.ddl_steps import Dropped
 from tidegate.consumer.definition import Definition
-from tidegate.consumer.mysql import found
+from tidegate.consumer.mysql import found, set_aside
 from tidegate.consumer.mysql.by_hand import MySqlByHand
 from tidegate.consumer.mysql.ddl import DdlRun, begun_in
 from tidegate.consumer.mysql.hold import Hold
@@ -35,13 +35,13 @@ from tidegate.consumer.mysql.lanes import LANES, Lanes
 from tidegate.consumer.mysql.literals import MySqlValues
 from tidegate.consumer.mysql.parts import PartedLane, check_size, order
 from tidegate.consumer.mysql.progress import Progress, TargetRecord
-from tidegate.consumer.mysql.rendering import Statements, add_deletes, add_inserts
+from tidegate.consumer.mysql.rendering import Statements, add_deletes, add_inserts, whole
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.own_folder import mark_folder
 from tidegate.consumer.partition_spec import Transform
-from tidegate.consumer.position import Position
+from tidegate.consumer.position import Position, SetAside
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, NetChanges, Parted, TargetStatus
+from tidegate.consumer.target import Name, NetChanges, Parted, TableFailed, TargetStatus, blaming
 from tidegate.dispatcher.consistency import Visibility
 from tidegate.errors import Fatal, Retryable
 
@@ -116,7 +116,14 @@ class MySqlTarget:
 
     def recover(self) -> Position | None:
         """Take the target over, and read what it stores."""
-        self._held = held = self._progress.take_over()
+        if self._ddl is None:
+            held = self._progress.take_over()
+        else:
+            # After an error: what it has left in the lanes is rolled back, and a consumer that has taken the
+            # target over meanwhile keeps it.
+            self._lanes.disconnect()
+            held = self._progress.take_again()
+        self._held = held
         ((self._packet,),) = self._hold.rows("SELECT @@max_allowed_packet")
         self._definitions = {
             name: definition.from_json(text.encode()) for name, text in held.definitions.items()
@@ -140,7 +147,7 @@ class MySqlTarget:
         for number, part in filter(None, (done.result() for done in work)):
             lanes.setdefault(number, Statements()).add(part)
         position = reached.to_json()
-        # Without rows there is nothing to make durable first. A write that was begun must be ended even so.
+        # Without rows nothing must be durable first. A write that was begun must be ended even so.
         if not lanes and not parted and self._begun is None:
             self._patiently(lambda attempt: self._progress.move(position))
             return
@@ -231,10 +238,10 @@ class MySqlTarget:
         changes = net_changes()
         if changes is None:
             return None
-        made, table = Statements(), changes.definition
-        self._check_uniques(table)
-        add_deletes(made, changes, self._packet)
-        add_inserts(made, changes, self._packet)
+        table = changes.definition
+        with blaming((table.schema, table.table)):
+            self._check_uniques(table)
+            made = whole(changes, self._packet)
         return self._lanes.of(table.schema, table.table), made
 
     def _part(self, table: Parted, part: int, inserting: bool) -> Statements:
@@ -322,6 +329,28 @@ class MySqlTarget:
         """Store the position again, now with the ts of a snapshot."""
         self._patiently(lambda attempt: self._progress.move(position.to_json()))
         return position
+
+    # --- tables that are set aside
+
+    def set_aside(self, failed: TableFailed, begin: Position) -> tuple[SetAside, ...]:
+        """See `set_aside.note`."""
+        entries: tuple[SetAside, ...] = ()
+
+        def attempt_of(attempt: int) -> None:
+            nonlocal entries
+            if not attempt:
+                # Waits for a transaction whose end is not known, and reads which lanes are committed.
+                self._lanes.disconnect()
+                self._held = self._progress.take_again()
+            lanes = sorted({self._lanes.of(*name) for name in failed.names})
+            entries = set_aside.note(self._progress, self._held, failed, begin, lanes, self._run.attempted)
+
+        self._patiently(attempt_of)
+        return entries
+
+    def take_back(self, names: Sequence[Name]) -> None:
+        """Forget their entries and definitions: their next row or DDL adopts them."""
+        set_aside.take_back(self._progress, self._held, names)
 
     def tidy(self, position: Position) -> bool:
         """True, without doing anything: what is stored does not grow."""

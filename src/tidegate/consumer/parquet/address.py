@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from tidegate.consumer.lake_target import LakeByHand
 from tidegate.consumer.own_folder import mark_folder
 from tidegate.consumer.parquet.manifests import ManifestChain
 from tidegate.consumer.parquet.target import LogTarget, check_root, tables_of
+from tidegate.consumer.partition_spec import Transform
 from tidegate.consumer.position import Position
 from tidegate.consumer.target import Name, TargetStatus
 from tidegate.consumer.upkeep import Upkeep
@@ -46,6 +47,11 @@ class LogAddress:
     def row_mode(self) -> bool:
         """True: no one reads rows before a manifest names them."""
         return True
+
+    @property
+    def transforms(self) -> Set[Transform]:
+        """None: a log's files follow the commits."""
+        return frozenset()
 
     @property
     def seen(self) -> Visibility:
@@ -94,6 +100,11 @@ class LogBucketAddress:
     def row_mode(self) -> bool:
         """True: no one reads rows before a manifest names them."""
         return True
+
+    @property
+    def transforms(self) -> Set[Transform]:
+        """None: a log's files follow the commits."""
+        return frozenset()
 
     @property
     def seen(self) -> Visibility:

@@ -47,9 +47,9 @@ from tidegate.consumer.parquet.manifests import (
 )
 from tidegate.consumer.parquet.steps import LogSteps, LogTable, in_log
 from tidegate.consumer.parquet.upkeep import DATA_FILE, LogUpkeep, data_file
-from tidegate.consumer.position import Position
+from tidegate.consumer.position import Position, SetAside
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, NetChanges, Parted
+from tidegate.consumer.target import Name, NetChanges, Parted, TableFailed
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse.own_tables import entries_of, listed
@@ -288,6 +288,19 @@ class LogTarget:
         self._entries.clear()
         self._written = 0
         return position
+
+    def set_aside(self, failed: TableFailed, begin: Position) -> tuple[SetAside, ...]:
+        """Notes nothing: `recover` forgets what no manifest names, of all tables."""
+        return failed.entries(begin)
+
+    def take_back(self, names: Sequence[Name]) -> None:
+        """InvalidInput: nobody can add the missing changes."""
+        raise InvalidInput(
+            "a table of a change log cannot be taken back",
+            where=", ".join(".".join(name) for name in names),
+            why="the log would lack changes of it, and no other program can add them",
+            fix="begin a new log, for example with --include for these tables",
+        )
 
     def tidy(self, position: Position) -> bool:
         """Do upkeep for about `Upkeep.piece_s`. Returns whether the round is finished."""
