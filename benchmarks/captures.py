@@ -41,6 +41,7 @@ from benchmarks.product import FEED, tidegate
 from benchmarks.rig import READY_S, ROOT, eventually
 from benchmarks.show import Ticker, machine, table
 from benchmarks.tables import OfActive
+from tools.longest_pause import LongestPause
 
 from tidegate.kvclient.pd import PdClient
 
@@ -142,17 +143,14 @@ class Captures(Many):
 
     def longest_stop_ms(self, until: Callable[[], bool]) -> float:
         """The longest time for which the checkpoint did not change, until `until` is true."""
-        last, moved_at, longest = 0, time.monotonic(), 0.0
-        looked_at = 0.0
+        pause, looked_at = LongestPause(time.monotonic()), 0.0
         while True:
             found, now = self.checkpoint(), time.monotonic()
-            longest = max(longest, now - moved_at)
-            if found > last:
-                last, moved_at = found, now
+            pause.see(found, now)
             if now - looked_at > 0.5:
                 looked_at = now
                 if until():
-                    return round(1000 * longest)
+                    return round(1000 * pause.seconds)
             time.sleep(LOOK_S)
 
     def passes(self, ts: int, since: float) -> float:

@@ -4,7 +4,8 @@ It starts an embedded TiKV with a bank workload, a Kafka broker, a capture with 
 consumer. It shows them at work, stops the workload, waits until everything is delivered, and compares source and
 target at one timestamp.
 The target is Delta tables, or with `make demo TARGET=mariadb` a MariaDB. With `make demo CAPTURES=3` three
-captures share the tables: the owner is killed, then another one is drained, and the remaining capture ends the run.
+captures share the tables: the owner is killed, then another one is drained, and the remaining capture ends the run. A
+second table says how long the checkpoint paused each time, and who delivered how many ranges before and after.
 Ctrl-C ends every process at any moment. All files are under build/demo.
 """
 
@@ -20,9 +21,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
+from tools.demo.faults import plan
 from tools.demo.path import MainPath
 from tools.demo.targets import target_of
-from tools.demo.view import Board, closing_table, write_page
+from tools.demo.view import Board, closing_table, faults_table, write_page
 from tools.processes import ChildError
 
 from tidegate.errors import TidegateError
@@ -64,14 +66,18 @@ def main() -> int:
     try:
         with Live(board, console=console, refresh_per_second=4, transient=False):
             path.start()
-            for disturb in [path.kill_owner, path.drain] if options.captures > 1 else []:
-                board.run_for(options.seconds / 3)
-                disturb()
-            board.run_for(options.seconds / (3 if options.captures > 1 else 1))
+            live = 0.0
+            for at, kind in plan(options.captures, options.seconds):
+                board.run_for(at - live)
+                live = at
+                path.strike(kind)
+            board.run_for(options.seconds - live)
             board.drain(DRAIN_S)
             board.end()
         proof = path.prove()
         console.print(closing_table(board, proof))
+        if path.faults:
+            console.print(faults_table(path))
         console.print(f"[dim]plots of the run:[/] {write_page(options.dir / 'report.html', board, proof)}")
         console.print(f"[dim]{target.name}:[/] {target}   [dim]capture:[/] {options.dir / path.captures[-1]}")
         return 0 if proof.equal else 1

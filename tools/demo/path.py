@@ -14,7 +14,9 @@ from typing import Any
 
 import httpx
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from tools.demo.faults import Fault, Kind, has_left, ranges_of
 from tools.demo.targets import SERVICES, DemoTarget
+from tools.longest_pause import LongestPause
 from tools.processes import Child
 
 from tidegate.codec.base import Batch
@@ -28,6 +30,8 @@ FEED = "bank"
 PARTITIONS = 3
 START_S = 120
 """How long Spark's start may take on a slow machine. Seconds."""
+LOOK_S = 0.05
+"""How often the checkpoint is read after a fault."""
 
 
 @dataclass(slots=True)
@@ -71,8 +75,8 @@ class MainPath:
         )
         self.addresses: dict[str, str] = {}
         """The addresses of the captures that run."""
-        self.takeovers: list[tuple[str, float]] = []
-        """Each event of an owner, with the seconds until the next owner delivered."""
+        self.faults: list[Fault] = []
+        """Faults of captures, in order."""
         self.children: dict[str, Child] = {}
         self.stage = "starting"
         self.server = self.pd = self.uri = self._kafka_said = ""
@@ -125,33 +129,23 @@ class MainPath:
         capture = self._child(name, "server", *where, *options)
         self.addresses[name] = capture.wait_line(lambda line: "addr" in line)["addr"]
 
-    def kill_owner(self) -> None:
-        """Kill (SIGKILL) the capture that owns the changefeed. Another one must take over."""
-        owner, at = self.owner(), time.monotonic()
-        self.children.pop(owner).kill()
-        del self.addresses[owner]
-        self.server = next(iter(self.addresses.values()))
-        self._thread(lambda: self._watch_takeover(f"{owner} was killed", at))
-
-    def drain(self) -> None:
-        """Drain a capture that is not the owner: it gives its tables to the others, as before a planned stop."""
-        owner, at = self.owner(), time.monotonic()
-        name = next(name for name in self.addresses if name != owner)
-        base = f"http://{self.addresses[owner]}/api/v2/captures"
-        captures = httpx.get(base, timeout=10).json()["items"]
-        capture = next(one["id"] for one in captures if one["address"] == self.addresses[name])
-
-        def left() -> int:
-            answer = httpx.put(f"{base}/{capture}/drain", timeout=10).raise_for_status()
-            return int(answer.json()["current_table_count"])
-
-        def drained() -> None:
-            while left():
-                if self._ended.wait(0.2):
-                    return
-            self._watch_takeover(f"{name} was drained", at)
-
-        self._thread(drained)
+    def strike(self, kind: Kind) -> None:
+        """Kill the capture that owns the changefeed, or drain another one. Others must take over."""
+        owner = self.owner()
+        others = [name for name in self.addresses if name != owner]
+        name = owner if kind is Kind.KILLED else others[0]
+        at_s = time.time() - self.live_ms / 1000
+        fault = Fault(kind, name, name == owner, at_s, ranges_of(self.feed_now(), self.addresses))
+        self.faults.append(fault)
+        if kind is Kind.KILLED:
+            at = time.monotonic()
+            self.children.pop(name).kill()
+            del self.addresses[name]
+            self.server = self.addresses[others[0]]
+            self._thread(lambda: self._watch_takeover(fault, at))
+        else:
+            self.server = self.addresses[owner]
+            self._thread(lambda: self._watch_drain(fault))
 
     def owner(self) -> str:
         """Wait for an owner of the changefeed. Returns its capture."""
@@ -166,11 +160,35 @@ class MainPath:
             time.sleep(0.1)
         raise TimeoutError("No capture became the owner.")
 
-    def _watch_takeover(self, what: str, since: float) -> None:
+    def _watch_takeover(self, fault: Fault, since: float) -> None:
+        """The pause is counted until everything up to the fault is delivered: a new owner may know a
+        checkpoint that nobody has read from the old one.
+        """
         wanted = int(time.time() * 1000) << 18
-        while not self._ended.wait(0.1):
-            if int(self.feed_now().get("checkpoint_ts", 0)) >= wanted:
-                self.takeovers.append((what, time.monotonic() - since))
+        while not self._ended.wait(LOOK_S):
+            feed = self.feed_now()
+            if int(feed.get("checkpoint_ts", 0)) >= wanted:
+                fault.after = ranges_of(feed, self.addresses)
+                fault.pause_s = time.monotonic() - since
+                return
+
+    def _watch_drain(self, fault: Fault) -> None:
+        """The pause is the longest one from the request until everything is delivered that came until the
+        others had the ranges.
+        """
+        base, address = f"http://{self.server}/api/v2/captures", self.addresses[fault.capture]
+        items = httpx.get(base, timeout=10).raise_for_status().json()["items"]
+        drained = next(one["id"] for one in items if one["address"] == address)
+        pause, wanted = LongestPause(time.monotonic()), 0
+        httpx.put(f"{base}/{drained}/drain", timeout=10).raise_for_status()
+        while not self._ended.wait(LOOK_S):
+            feed = self.feed_now()
+            checkpoint = int(feed.get("checkpoint_ts", 0))
+            pause.see(checkpoint, time.monotonic())
+            if not wanted and has_left(address, feed):
+                wanted = int(time.time() * 1000) << 18
+            if 0 < wanted <= checkpoint:
+                fault.after, fault.pause_s = ranges_of(feed, self.addresses), pause.seconds
                 return
 
     def _wait_started(self) -> None:

@@ -12,12 +12,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from tools.demo import page
+from tools.demo import faults, page
 from tools.demo.path import MainPath, Proof
 
 from tidegate.model.timestamp import physical_ms, readable
 
 SAMPLE_S = 0.5
+FAULTS_TITLE = "what happened to captures, and how many ranges each delivered before → after"
 STAGES = ("committed", "pulled", "delivered", "readable")
 
 
@@ -116,8 +117,8 @@ class Board:
             Text(str(workload.get("last_ddl", "") or "-")[:48]),
         )
         if len(self.path.captures) > 1:
-            reported = [f"{what}: {seconds:.1f} s" for what, seconds in self.path.takeovers]
-            grid.add_row("captures", str(len(self.path.addresses)), "takeovers", "; ".join(reported) or "-")
+            pauses = [f"{one.name}: {one.paused}" for one in self.path.faults if one.pause_s is not None]
+            grid.add_row("captures", str(len(self.path.addresses)), "pauses", "; ".join(pauses) or "-")
         return grid
 
     def _rate(self, name: str) -> float:
@@ -135,6 +136,16 @@ def closing_table(board: Board, proof: Proof) -> Table:
     table.add_section()
     for name, value in figures(board, proof):
         table.add_row(name, "", "", value)
+    return table
+
+
+def faults_table(path: MainPath) -> Table:
+    """The faults of captures and their consequences."""
+    table = Table(title=FAULTS_TITLE, title_justify="left")
+    for name in faults.head_of(path.captures):
+        table.add_column(name)
+    for row in faults.rows_of(path.faults, path.captures):
+        table.add_row(*row)
     return table
 
 
@@ -168,18 +179,17 @@ def figures(board: Board, proof: Proof) -> list[tuple[str, str]]:
         ),
         ("row changes", f"{board.path.kafka_rows:,}"),
         ("first change on Kafka", f"{board.first_change_s:.0f} s after the start"),
-        *(
-            (what, f"the next capture delivered {seconds:.1f} s later")
-            for what, seconds in board.path.takeovers
-        ),
     ]
 
 
 def write_page(path: Path, board: Board, proof: Proof) -> Path:
     """The run as one HTML page."""
+    head = faults.head_of(board.path.captures)
+    happened = faults.rows_of(board.path.faults, board.path.captures)
     sections = [
         page.table(("table", "rows at source", "rows at target", ""), rows_of(proof)),
         page.table(("figure", "value"), figures(board, proof)),
+        *([f"<p>{FAULTS_TITLE}</p>", page.table(head, happened)] if happened else []),
         page.plot(
             "Throughput", "rows a second", [page.Series(name, points) for name, points in board.rates.items()]
         ),
