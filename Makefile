@@ -67,8 +67,8 @@ explore: setup ## every order of events in which captures take a changefeed over
 simulate: setup ## captures that share a changefeed, in virtual time with random faults: make simulate SEEDS=1000 SCENARIO=zombie
 	@$(PY) -m tidegate simulate --scenario $(or $(SCENARIO),storm) --seeds $(or $(SEEDS),10000)
 
-captures: setup ## three captures share a changefeed over etcd: killed, stopped, resigned, joined; how long each takeover takes
-	@$(PY) -m pytest -s tests/integration/test_captures.py $(PYTEST_ARGS)
+captures: setup ## three captures share a changefeed: killed, stopped, cut off, moved; what it costs: make captures SECONDS=3600
+	@$(PY) -m pytest -s tests/integration/test_captures.py --captures-for $(or $(SECONDS),600) $(PYTEST_ARGS)
 
 guards: setup ## each guard of docs/guarantees.md removed in turn, and the tests that must fail then: make guards ONLY="coverage attempt"
 	@$(PY) -m tools.guards $(foreach name,$(ONLY),--only $(name))

@@ -50,6 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--recuts", type=int, default=0, help="changes of spans and rules under load (default 0)"
     )
+    parser.addoption(
+        "--captures-for", type=float, default=0, help="seconds of faults of captures (default 0: none)"
+    )
     parser.addoption("--cluster-kills", type=int, default=0, help="of a Spark cluster (default 0: quick)")
     parser.addoption("--auto-cdc", action="store_true", help="run the example of Spark's AUTO CDC")
     parser.addoption("--kill-seed", type=int, default=1, help="which ones, and when")
