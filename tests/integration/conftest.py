@@ -70,7 +70,9 @@ def shares(item: pytest.Item) -> bool:
 
 
 def sharing_follows(nextitem: pytest.Item | None) -> bool:
-    """Whether the next test, or another one of its file, uses the shared capture."""
+    """Whether the next test, or a later one of its file, uses the shared capture."""
     if nextitem is None:
         return False
-    return any(shares(item) for item in nextitem.session.items if item.path == nextitem.path)
+    items = nextitem.session.items
+    later = items[items.index(nextitem) :]
+    return any(shares(item) for item in later if item.path == nextitem.path)

@@ -87,7 +87,7 @@ def items(*named: tuple[str, bool]) -> list[Any]:
     """Tests of these files, and whether they share a capture."""
     session = SimpleNamespace(items=list[Any]())
     for file, shares in named:
-        given = {"path": Path(file), "nodeid": file, "session": session}
+        given = {"path": Path(file), "nodeid": file, "session": session, "number": len(session.items)}
         session.items.append(SimpleNamespace(**given, fixturenames=("share",) if shares else ()))
     return session.items
 
@@ -104,5 +104,5 @@ def test_files_that_share_a_capture_come_first_whole() -> None:
 
 
 def test_the_capture_is_kept_as_long_as_a_file_that_uses_it_follows() -> None:
-    found = items(("c.py", True), ("c.py", False), ("d.py", False))
-    assert [sharing_follows(item) for item in (*found, None)] == [True, True, False, False]
+    found = items(("c.py", False), ("c.py", True), ("c.py", False), ("d.py", False))
+    assert [sharing_follows(item) for item in (*found, None)] == [True, True, False, False, False]
