@@ -23,7 +23,7 @@ ROLES: Final = (
     ("JVM", ("org.apache.spark.deploy.SparkSubmit",)),  # first: its command line contains the others
     ("puller", ("benchmarks.puller_probe", "tidegate.server.puller_process")),
     ("driver", ("benchmarks.pipeline_probe", "tidegate.pipeline.application")),
-    ("workers", ("tidegate.pipeline.daemon", "tidegate.consumer.daemon", "tidegate.verify.daemon")),
+    ("workers", ("tidegate.pipeline.daemon", "tidegate.consumer.reading.daemon", "tidegate.verify.daemon")),
     ("workers", ("benchmarks.consumer_probe pyspark",)),
     ("source", ("pyspark.sql.streaming.python_streaming_source_runner",)),
     ("planners", ("pyspark.sql.worker.",)),

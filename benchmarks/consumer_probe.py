@@ -84,7 +84,7 @@ class Clock:
 
 def wrap_worker(clock: Clock) -> None:
     """Wrap the work of a Spark task."""
-    from tidegate.consumer import fetch, topic_decoder
+    from tidegate.consumer.reading import fetch, topic_decoder
 
     clock.wrap(fetch, "_take", "read", lambda taken: len(taken.messages))
     clock.wrap_iterator(topic_decoder.TopicDecoder, "pieces", "decode")
@@ -96,8 +96,10 @@ def wrap_driver(clock: Clock) -> None:
     """Wrap the driver's work. It fetches in one thread, settles in two, renders in its own,
     writes in lanes.
     """
-    from tidegate.consumer import apply, job, rounds
+    from tidegate.consumer import job
+    from tidegate.consumer.applying import apply
     from tidegate.consumer.mysql import lanes, literals, progress, target
+    from tidegate.consumer.running import rounds
 
     clock.wrap(rounds.FetchRounds, "fetch", "fetch")
     clock.wrap(job.Consumer, "_arrived", "wait for rows")
@@ -117,7 +119,7 @@ def wrap_driver(clock: Clock) -> None:
 def main() -> None:
     """The command line of `tidegate consumer`."""
     from tidegate.cli import consumer
-    from tidegate.consumer import fetch_spark
+    from tidegate.consumer.reading import fetch_spark
 
     fetch_spark.DAEMON = "benchmarks.consumer_probe"  # type: ignore[misc]
     wrap_driver(Clock())
@@ -125,9 +127,9 @@ def main() -> None:
 
 
 def daemon() -> None:
-    """Spark's worker daemon: `tidegate.consumer.daemon` with clocks."""
+    """Spark's worker daemon: `tidegate.consumer.reading.daemon` with clocks."""
     wrap_worker(Clock())
-    serve(("tidegate.consumer.fetch",))
+    serve(("tidegate.consumer.reading.fetch",))
 
 
 if __name__ == "__main__":

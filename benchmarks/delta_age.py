@@ -34,12 +34,12 @@ import pyarrow as pa
 from benchmarks.show import machine, short, table
 from deltalake import DeltaTable
 
-from tidegate.consumer.ddl_steps import Create
-from tidegate.consumer.definition import Definition, from_info
+from tidegate.consumer.applying.net_effect import Effect
+from tidegate.consumer.applying.target import TableChanges
+from tidegate.consumer.ddl.ddl_steps import Create
 from tidegate.consumer.delta.target import DeltaTarget
-from tidegate.consumer.net_effect import Effect
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.target import TableChanges
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.table.definition import Definition, from_info
 from tidegate.model.timestamp import compose
 from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
 from tidegate.sink.lakehouse.store import Store

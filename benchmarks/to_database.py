@@ -27,15 +27,15 @@ import pyarrow as pa
 from benchmarks.show import machine, table
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.ddl_steps import Create
-from tidegate.consumer.definition import Definition, from_info
+from tidegate.consumer.applying.net_effect import Effect
+from tidegate.consumer.applying.target import TableChanges
+from tidegate.consumer.ddl.ddl_steps import Create
+from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.mysql.literals import Digest, inserts
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.tables import create_table, qualified
 from tidegate.consumer.mysql.target import MySqlTarget
-from tidegate.consumer.net_effect import Effect
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.target import TableChanges
+from tidegate.consumer.table.definition import Definition, from_info
 
 SERVICES: Final = Path(__file__).parents[1] / "tools" / "services"
 BATCH: Final = 50_000

@@ -55,12 +55,12 @@ from tools.processes import Child
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options, marks
 from tidegate.config.settings import DispatchRule
-from tidegate.consumer.definition import Definition, from_info
+from tidegate.consumer.engine.position import Position
 from tidegate.consumer.mysql.lanes import LANES, lane_of
 from tidegate.consumer.mysql.literals import inserts
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.tables import create_table, qualified
-from tidegate.consumer.position import Position
+from tidegate.consumer.table.definition import Definition, from_info
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.model.block import ENTRY_SCHEMA, OP_DELETE, OP_PUT
 from tidegate.model.ddl import DdlEvent

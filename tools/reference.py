@@ -1,10 +1,11 @@
-"""Writes docs/reference/*.md from the code: settings, HTTP API, metrics, errors, commands; and the layouts of kernels.
+"""Writes docs/reference/*.md from the code: settings, HTTP API, metrics, errors, commands; and the layouts of
+kernels.
 
 python -m tools.reference            writes the pages; a test fails if they are out of date
 python -m tools.reference --check    names the pages that are out of date; exit code 1 if there are any
 
-The meaning of each thing is written where it is declared: in docstrings of settings and handlers, help texts of
-metrics and options, the table of error codes, and the layouts that kernels share with Python
+The meaning of each thing is written where it is declared: in docstrings of settings and handlers, help texts
+of metrics and options, the table of error codes, and the layouts that kernels share with Python
 (docs/internals/layouts.md).
 """
 
@@ -34,9 +35,9 @@ from tidegate.config import settings
 from tidegate.config.fields import duration_text, kebab
 from tidegate.config.sink_uri import READER, SCHEMES, URI_OPTIONS
 from tidegate.config.ticdc import TO_COME, TUNING, URI_TO_COME, URI_TUNING
-from tidegate.consumer.gauges import Gauges
-from tidegate.consumer.lag import Partition
-from tidegate.consumer.progress import Progress
+from tidegate.consumer.running.gauges import Gauges
+from tidegate.consumer.running.lag import Partition
+from tidegate.consumer.running.progress import Progress
 from tidegate.errors import CODES, TidegateError
 from tidegate.kernel_layout import Layout
 
@@ -285,7 +286,7 @@ def metrics_page_text() -> str:
     """Every metric of a server and of a consumer."""
     return f"""# Metrics
 
-{NOTE.format("src/tidegate/metrics.py and src/tidegate/consumer/gauges.py")}
+{NOTE.format("src/tidegate/metrics.py and src/tidegate/consumer/running/gauges.py")}
 
 In Prometheus' text form. A server has them at `/metrics`, a consumer that runs with `--metrics HOST:PORT` at
 `{metrics_page.PATH}` there. A histogram has the samples `..._bucket`, `..._sum` and `..._count`; a server's counters and histograms

@@ -17,13 +17,13 @@ from tidegate.codec.registry import canonical
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.consumer import job
-from tidegate.consumer.lag import Partition, applied_lag_s
-from tidegate.consumer.progress import Listener, Progress
+from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.lag import Partition, applied_lag_s
+from tidegate.consumer.running.progress import Listener, Progress
+from tidegate.consumer.running.status import Status
 from tidegate.consumer.settings import Settings
-from tidegate.consumer.source import Topic
-from tidegate.consumer.status import Status
 from tidegate.consumer.targets import DatabaseSettings, address_of
-from tidegate.consumer.upkeep import Upkeep
 from tidegate.dispatcher.consistency import Ddls, Order, Setting, Visibility
 from tidegate.errors import Fatal
 

@@ -17,7 +17,7 @@ from tests.consumer.memory_topic import consume, consume_into
 from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
 from tests.consumer.topics import Event
 from tests.pipeline.test_integrity import SealedFeed, checked
-from tidegate.consumer.apply import QUARANTINE, Applier
+from tidegate.consumer.applying.apply import QUARANTINE, Applier
 from tidegate.consumer.delta.target import FOLDER
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress

@@ -28,7 +28,7 @@ from tidegate.codec.protocols.debezium.templates import cells
 from tidegate.codec.registry import canonical, codec_options
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
-from tidegate.consumer.source import Topic
+from tidegate.consumer.reading.source import Topic
 from tidegate.errors import InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import RowChange

@@ -15,8 +15,8 @@ from tidegate.codec.base import Batch, Decoded, describe
 from tidegate.codec.decode import decoder
 from tidegate.codec.protocols.maxwell import CODEC
 from tidegate.codec.protocols.maxwell.plain import ROWS, MaxwellOptions, objects
-from tidegate.consumer.checks import check_timed
-from tidegate.consumer.source import Topic
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.checks import check_timed
 from tidegate.consumer.topic_check import check_topic
 from tidegate.errors import InvalidInput
 

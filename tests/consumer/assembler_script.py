@@ -15,7 +15,7 @@ aligned                                         the ts at which all partitions a
 from __future__ import annotations
 
 from tests.scripts import Command
-from tidegate.consumer.assembler import Assembler, StagedRun
+from tidegate.consumer.engine.assembler import Assembler, StagedRun
 
 
 def segment(partition: int, low: int, high: int, offset: int, rows: int = 10, file: str = "f") -> StagedRun:

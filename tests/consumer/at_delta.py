@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tidegate.consumer.apply import Applier
+from tidegate.consumer.applying.apply import Applier
 from tidegate.consumer.delta.target import FOLDER, DeltaTarget
 
 

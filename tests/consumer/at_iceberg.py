@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tidegate.consumer.apply import Applier
-from tidegate.consumer.directory_lock import OWN
+from tidegate.consumer.applying.apply import Applier
 from tidegate.consumer.iceberg.target import IcebergTarget
+from tidegate.consumer.lakehouse.directory_lock import OWN
 
 
 def applier_of(root: Path, time_zone: str = "UTC", **options: Any) -> Applier:

@@ -16,10 +16,10 @@ from pymysql.constants import ER
 from tests.consumer.bank import MONEY, SCHEMA, TABLES, Bank, Row, Rows
 from tests.consumer.mysql.reading import forget
 from tests.consumer.topics import Event
+from tidegate.consumer.engine.position import Position
 from tidegate.consumer.iceberg.snapshots import open_snapshot as open_iceberg
 from tidegate.consumer.mysql.lanes import lane_of as hashed_lane
 from tidegate.consumer.mysql.session import MySqlServer
-from tidegate.consumer.position import Position
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
 from tidegate.sink.lakehouse.tables import Lakehouse

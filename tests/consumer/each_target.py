@@ -17,7 +17,7 @@ from tests.consumer import plain_log
 from tests.consumer.mysql.mortal import Killed, MortalServer
 from tests.consumer.mysql.reading import forget
 from tests.fixtures.s3 import S3Place
-from tidegate.consumer.definition import ROWID
+from tidegate.consumer.applying.target import Address
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress, DeltaTarget
 from tidegate.consumer.iceberg.catalog import WriterCatalog
 from tidegate.consumer.iceberg.snapshots import newest_position
@@ -28,7 +28,7 @@ from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.parquet.address import LogAddress, LogBucketAddress
 from tidegate.consumer.parquet.manifests import ManifestChain
 from tidegate.consumer.parquet.target import LogTarget
-from tidegate.consumer.target import Address
+from tidegate.consumer.table.definition import ROWID
 from tidegate.sink.lakehouse.store import DiskStore, Store
 from tidegate.sink.lakehouse.tables import Lakehouse
 

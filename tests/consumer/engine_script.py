@@ -31,11 +31,11 @@ from tests.consumer.assembler_script import segment
 from tests.consumer.partitions import Labels, partition_of, partitions_of
 from tests.scripts import Command
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.assembler import StagedRun
-from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.flow import Ddls, Flow
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.watermark import Mode
+from tidegate.consumer.engine.assembler import StagedRun
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.engine.flow import Ddls, Flow
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.engine.watermark import Mode
 from tidegate.model.layout import Layout
 
 

@@ -12,20 +12,20 @@ from tidegate.codec.base import Batch, CodecOptions
 from tidegate.codec.decode import decoder
 from tidegate.codec.entry import DdlTo
 from tidegate.codec.registry import reader_of
-from tidegate.consumer.apply import Applier
-from tidegate.consumer.changes import sides_of
-from tidegate.consumer.commit import Committer
-from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.flow import Flow
-from tidegate.consumer.mark_headers import layouts, mark_headers, split_resolved
-from tidegate.consumer.offset_flow import Group, OffsetFlow
-from tidegate.consumer.places import number_of, place_of
-from tidegate.consumer.position import PartitionPosition, Position, SetAside
-from tidegate.consumer.row_clock import Clock, clock_of
-from tidegate.consumer.soft_delete import SoftDelete
-from tidegate.consumer.staging import stage
-from tidegate.consumer.target import TableFailed, Target
-from tidegate.consumer.watermark import Mode
+from tidegate.consumer.applying.apply import Applier
+from tidegate.consumer.applying.changes import sides_of
+from tidegate.consumer.applying.commit import Committer
+from tidegate.consumer.applying.target import TableFailed, Target
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.engine.flow import Flow
+from tidegate.consumer.engine.offset_flow import Group, OffsetFlow
+from tidegate.consumer.engine.places import number_of, place_of
+from tidegate.consumer.engine.position import PartitionPosition, Position, SetAside
+from tidegate.consumer.engine.row_clock import Clock, clock_of
+from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.reading.mark_headers import layouts, mark_headers, split_resolved
+from tidegate.consumer.reading.staging import stage
+from tidegate.consumer.table.soft_delete import SoftDelete
 from tidegate.model.message import Message
 
 

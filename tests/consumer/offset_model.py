@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.assembler import StagedRun
-from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.flow import Rows
-from tidegate.consumer.offset_flow import Group, OffsetFlow
-from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.engine.assembler import StagedRun
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.engine.flow import Rows
+from tidegate.consumer.engine.offset_flow import Group, OffsetFlow
+from tidegate.consumer.engine.position import PartitionPosition, Position
 
 TABLES, KEYS = ("a", "b"), 4
 

@@ -26,11 +26,11 @@ import pytest
 from tests.consumer.offset_model import Broker, Change
 from tests.consumer.partitions import Labels, partition_of, partitions_of
 from tests.scripts import Command
-from tidegate.consumer import offset_flow
-from tidegate.consumer.assembler import StagedPiece
-from tidegate.consumer.flow import MAX_WAITING_ROWS, Ddls
-from tidegate.consumer.offset_flow import Group, OffsetFlow
-from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.engine import offset_flow
+from tidegate.consumer.engine.assembler import StagedPiece
+from tidegate.consumer.engine.flow import MAX_WAITING_ROWS, Ddls
+from tidegate.consumer.engine.offset_flow import Group, OffsetFlow
+from tidegate.consumer.engine.position import PartitionPosition, Position
 
 
 class OffsetScript:

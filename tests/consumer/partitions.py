@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidegate.consumer.places import PARTITION_BITS, topic_index
+from tidegate.consumer.engine.places import PARTITION_BITS, topic_index
 
 _TOPICS = "ab"
 _IN_TOPIC = (1 << PARTITION_BITS) - 1

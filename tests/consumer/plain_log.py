@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.consumer.definition import Definition, from_json
+from tidegate.consumer.table.definition import Definition, from_json
 
 Row = dict[str, Any]
 OWN = ("_tidegate_op", "_tidegate_commit_ts", "_tidegate_seq")

@@ -15,13 +15,14 @@ import pyarrow as pa
 from tests.consumer.bank import UNIQUE, unique_index
 from tests.consumer.each_target import SCHEMA, Rows
 from tests.consumer.test_ddl_at_target import message
-from tidegate.consumer import ddl_plan, partition_spec
-from tidegate.consumer.change_rows import logged
-from tidegate.consumer.convert import TargetColumn
-from tidegate.consumer.definition import Definition
-from tidegate.consumer.net_effect import BagEffect, Changes, Effect
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.target import TableChanges, Target
+from tidegate.consumer.applying.change_rows import logged
+from tidegate.consumer.applying.net_effect import BagEffect, Changes, Effect
+from tidegate.consumer.applying.target import TableChanges, Target
+from tidegate.consumer.ddl import ddl_plan
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.table import partition_spec
+from tidegate.consumer.table.convert import TargetColumn
+from tidegate.consumer.table.definition import Definition
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.workload.ddl import Action

@@ -9,8 +9,8 @@ import pytest
 
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
+from tidegate.consumer.engine.watermark import Mode
 from tidegate.consumer.snapshots import open_snapshot
-from tidegate.consumer.watermark import Mode
 from tidegate.sink.lakehouse.store import SNAPSHOTS
 from tidegate.sink.lakehouse.tables import Lakehouse
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.consumer.assembler_script import AssemblerScript, segment
 from tests.scripts import run_script, scripts
-from tidegate.consumer.assembler import Assembler, StagedRun
+from tidegate.consumer.engine.assembler import Assembler, StagedRun
 
 
 @pytest.mark.parametrize("path", scripts(Path(__file__).parent / "testdata" / "assembler"))

@@ -11,9 +11,9 @@ from tidegate.codec.base import Batch
 from tidegate.codec.registry import codec_of, options_of
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
-from tidegate.consumer.checks import check_timed
-from tidegate.consumer.source import Topic
-from tidegate.consumer.topic_decoder import TopicDecoder
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.reading.topic_decoder import TopicDecoder
+from tidegate.consumer.running.checks import check_timed
 from tidegate.errors import InvalidInput, Retryable
 
 MARKS = "&enable-tidb-extension=true&avro-enable-watermark=true"

@@ -21,16 +21,16 @@ from tidegate.codec.protocols.avro.schema import AvroOptions
 from tidegate.codec.protocols.maxwell.plain import MaxwellOptions
 from tidegate.codec.registry import codec_of, codec_options, encoder
 from tidegate.codec.schema_book import SchemaBook, register_missing
-from tidegate.consumer.checks import check_no_ddls, check_one_topic
-from tidegate.consumer.fetched import Fetched
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.engine.watermark import Mode
 from tidegate.consumer.job import run
-from tidegate.consumer.offsets import Offsets
-from tidegate.consumer.progress import Listener, Progress
+from tidegate.consumer.reading.offsets import Offsets
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.checks import check_no_ddls, check_one_topic
+from tidegate.consumer.running.progress import Listener, Progress
 from tidegate.consumer.settings import Settings
 from tidegate.consumer.snapshots import open_snapshot
-from tidegate.consumer.source import Topic
 from tidegate.consumer.sql_text import sql_rows
-from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message

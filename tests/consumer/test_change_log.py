@@ -17,18 +17,18 @@ from tests.consumer.memory_topic import consume_into
 from tests.consumer.story import STORY, do, done_at, resume
 from tidegate.codec.base import WireColumn
 from tidegate.codec.registry import reader_of
-from tidegate.consumer.apply import Applier, Sizes
-from tidegate.consumer.ddl_steps import Create
-from tidegate.consumer.definition import guess
+from tidegate.consumer.applying.apply import Applier, Sizes
+from tidegate.consumer.ddl.ddl_steps import Create
+from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.parquet.address import LogAddress, LogBucketAddress
 from tidegate.consumer.parquet.manifests import ManifestChain
 from tidegate.consumer.parquet.reading import open_log
 from tidegate.consumer.parquet.target import LogTarget
 from tidegate.consumer.settings import Settings, topic_of
 from tidegate.consumer.snapshots import open_snapshot
+from tidegate.consumer.table.definition import guess
 from tidegate.consumer.targets import DatabaseSettings, address_of
-from tidegate.consumer.upkeep import Upkeep
-from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fenced, InvalidInput
 from tidegate.sink.lakehouse.store import DiskStore
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.consumer.change_rows import check_columns, logged
-from tidegate.consumer.convert import TargetColumn
-from tidegate.consumer.definition import Definition
-from tidegate.consumer.net_effect import Changes
+from tidegate.consumer.applying.change_rows import check_columns, logged
+from tidegate.consumer.applying.net_effect import Changes
+from tidegate.consumer.table.convert import TargetColumn
+from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 

@@ -22,10 +22,10 @@ from tidegate.codec.compression import NONE
 from tidegate.codec.decode import decoder
 from tidegate.codec.large import CLAIM_CHECK, HANDLE_KEY_ONLY, location_name
 from tidegate.codec.opening import opening
-from tidegate.consumer.claims import ClaimReader
-from tidegate.consumer.fetch import _drop, _staged, fetch
-from tidegate.consumer.fetched import Fetched, Range
-from tidegate.consumer.source import Topic
+from tidegate.consumer.engine.fetched import Fetched, Range
+from tidegate.consumer.reading.claims import ClaimReader
+from tidegate.consumer.reading.fetch import _drop, _staged, fetch
+from tidegate.consumer.reading.source import Topic
 from tidegate.errors import Retryable, TidegateError
 from tidegate.model.row import RowChange
 

@@ -18,8 +18,8 @@ from tidegate.codec.entry import DdlTo
 from tidegate.config.settings import DispatchRule
 from tidegate.consumer.contract.check import Producer, TopicCheck
 from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
-from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
-from tidegate.consumer.places import number_of
+from tidegate.consumer.engine.places import number_of
+from tidegate.consumer.reading.mark_headers import MarkHeaders, mark_headers
 from tidegate.dispatcher.router import Router
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.layout import Layout, first_change

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from tidegate.consumer.convert import Losses, TargetColumn, target_type, to_target, unknown_members
+from tidegate.consumer.table.convert import Losses, TargetColumn, target_type, to_target, unknown_members
 from tidegate.errors import Undecodable
 
 U64 = pa.decimal128(20, 0)

@@ -17,11 +17,11 @@ from tests.mounter.jobs import finished
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.delta import maintenance as of_delta
+from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.iceberg import maintenance as of_iceberg
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.rules import Rules
-from tidegate.consumer.selection import Selection
-from tidegate.consumer.upkeep import Upkeep
+from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.selecting.rules import Rules
+from tidegate.consumer.selecting.selection import Selection
 from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent
 from tidegate.mounter.schema_store import SchemaStore

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from tidegate.codec.base import DdlMessage, WireColumn
-from tidegate.consumer.ddl_steps import Create, Drop, Nothing, Redefine, Refuse, Rename
-from tidegate.consumer.ddl_text import without_comments
-from tidegate.consumer.ddl_text_plan import KEPT, plan_without_header
-from tidegate.consumer.definition import from_json, guess
+from tidegate.consumer.ddl.ddl_steps import Create, Drop, Nothing, Redefine, Refuse, Rename
+from tidegate.consumer.ddl.ddl_text import without_comments
+from tidegate.consumer.ddl.ddl_text_plan import KEPT, plan_without_header
+from tidegate.consumer.table.definition import from_json, guess
 
 COLUMNS = (
     WireColumn("id", pa.int64(), 8, key=True),

@@ -18,12 +18,12 @@ from tidegate.codec.decode import decoder
 from tidegate.codec.opening import Opening
 from tidegate.codec.protocols.simple.message import SimpleOptions
 from tidegate.codec.protocols.simple.plain_write import SimpleEncoder
-from tidegate.consumer import fetch as fetching
-from tidegate.consumer.fetch import fetch
-from tidegate.consumer.fetched import Range
-from tidegate.consumer.offsets import Offsets
-from tidegate.consumer.source import Topic
-from tidegate.consumer.staging import read_staged
+from tidegate.consumer.engine.fetched import Range
+from tidegate.consumer.reading import fetch as fetching
+from tidegate.consumer.reading.fetch import fetch
+from tidegate.consumer.reading.offsets import Offsets
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.reading.staging import read_staged
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange
 from tidegate.model.schema import TableSchema

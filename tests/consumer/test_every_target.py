@@ -18,7 +18,7 @@ from tests.consumer.each_target import (
     Place,
 )
 from tests.consumer.story import STORY, do, done_at, position, resume, settled, state_at
-from tidegate.consumer.target import NetChanges, TableChanges, Target
+from tidegate.consumer.applying.target import NetChanges, TableChanges, Target
 from tidegate.errors import Fatal, Fenced, InvalidInput, TidegateError
 
 FIRST_COMMIT = 3

@@ -25,15 +25,15 @@ from tests.dispatcher.test_conflict_model import Topic as Partitions
 from tidegate.codec.alignment import ALIGN_HEADER, header
 from tidegate.codec.base import Batch
 from tidegate.codec.registry import marks
-from tidegate.consumer.checks import check_marks_read
-from tidegate.consumer.fetch import _staged
-from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.flow import Flow, Rows
-from tidegate.consumer.mark_headers import mark_headers
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Topic
-from tidegate.consumer.topic_decoder import TopicDecoder
-from tidegate.consumer.watermark import Mode
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.engine.flow import Flow, Rows
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.reading.fetch import _staged
+from tidegate.consumer.reading.mark_headers import mark_headers
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.reading.topic_decoder import TopicDecoder
+from tidegate.consumer.running.checks import check_marks_read
 from tidegate.errors import Fatal
 from tidegate.model.cells import DELETE, INSERT
 

@@ -16,7 +16,7 @@ from tests.consumer.memory_topic import consume
 from tidegate.consumer.delta.lock import target_lock
 from tidegate.consumer.delta.maintenance import tidy
 from tidegate.consumer.delta.target import DeltaTarget
-from tidegate.consumer.upkeep import Upkeep
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.errors import Fatal, InvalidInput, TidegateError
 from tidegate.sink.lakehouse.snapshot_rows import SNAPSHOT_SCHEMA
 from tidegate.sink.lakehouse.store import SNAPSHOTS

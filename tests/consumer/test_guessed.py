@@ -14,10 +14,10 @@ import pytest
 
 from tests.consumer.at_delta import applier_of
 from tidegate.codec.base import Decoded, DecodedTable, WireColumn
-from tidegate.consumer.assembler import StagedPiece
-from tidegate.consumer.definition import from_json, grown, guess
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.staging import stage
+from tidegate.consumer.engine.assembler import StagedPiece
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.reading.staging import stage
+from tidegate.consumer.table.definition import from_json, grown, guess
 from tidegate.errors import Fatal
 from tidegate.model.cells import DELETE, INSERT
 

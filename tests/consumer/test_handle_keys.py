@@ -15,8 +15,8 @@ from tidegate.codec import registry
 from tidegate.codec.base import Batch, Decoded
 from tidegate.codec.decode import decoder
 from tidegate.codec.large import CLAIM_CHECK, HANDLE_KEY_ONLY
-from tidegate.consumer.claims import ClaimReader
-from tidegate.consumer.handle_keys import RowReader
+from tidegate.consumer.reading.claims import ClaimReader
+from tidegate.consumer.reading.handle_keys import RowReader
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.model.row import RowChange, Value

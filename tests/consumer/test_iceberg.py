@@ -20,10 +20,11 @@ from tests.consumer.at_iceberg import applier_of
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tidegate.cli.consumer import app
-from tidegate.consumer.apply import Sizes
-from tidegate.consumer.convert import TargetColumn
-from tidegate.consumer.ddl_steps import Create, Source
-from tidegate.consumer.definition import ROWID, Definition, from_info
+from tidegate.consumer.applying.apply import Sizes
+from tidegate.consumer.applying.net_effect import BagEffect, Effect
+from tidegate.consumer.applying.target import TableChanges
+from tidegate.consumer.ddl.ddl_steps import Create, Source
+from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.iceberg import catalog as of_catalog
 from tidegate.consumer.iceberg import index as of_index
 from tidegate.consumer.iceberg import lake as of_lake
@@ -34,11 +35,10 @@ from tidegate.consumer.iceberg.lake import IcebergLake
 from tidegate.consumer.iceberg.maintenance import Tidying
 from tidegate.consumer.iceberg.snapshots import open_snapshot
 from tidegate.consumer.iceberg.target import IcebergTarget
-from tidegate.consumer.net_effect import BagEffect, Effect
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.target import TableChanges
+from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.table.convert import TargetColumn
+from tidegate.consumer.table.definition import ROWID, Definition, from_info
 from tidegate.consumer.targets import DatabaseSettings, address_of
-from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, Fenced, InvalidInput
 from tidegate.model.timestamp import compose
 from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, table_info

@@ -11,7 +11,7 @@ from tests.consumer.memory_topic import consume_into
 from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
 from tests.consumer.test_partitioned import ITEMS, OfIceberg
 from tidegate.consumer.iceberg.data_files import Touched
-from tidegate.consumer.rules import Rules
+from tidegate.consumer.selecting.rules import Rules
 from tidegate.workload.definitions import ColumnSpec
 
 

@@ -28,13 +28,13 @@ from tests.consumer.topics import events_of, messages_of, publish
 from tests.fixtures.kafka import Broker
 from tidegate.codec.base import BadMessage
 from tidegate.codec.registry import codec_options
-from tidegate.consumer.checks import check_complete, check_retained
-from tidegate.consumer.fetched import Fetched
+from tidegate.consumer.engine.fetched import Fetched
 from tidegate.consumer.job import run
-from tidegate.consumer.offsets import Offsets
-from tidegate.consumer.progress import Listener, Progress
+from tidegate.consumer.reading.offsets import Offsets
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.checks import check_complete, check_retained
+from tidegate.consumer.running.progress import Listener, Progress
 from tidegate.consumer.settings import Settings
-from tidegate.consumer.source import Topic
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.model.message import Message
 from tidegate.sink import quarantine
@@ -214,8 +214,8 @@ def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidegate.consumer.offsets.ADMIN_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("tidegate.consumer.attempts.BACK_OFF_S", (0.5,))
+    monkeypatch.setattr("tidegate.consumer.reading.offsets.ADMIN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("tidegate.consumer.running.attempts.BACK_OFF_S", (0.5,))
     topic, messages, line = new_topic(3), bank_messages(), snapshots()[LINE]
     middle = len(messages) // 2
     publish(kafka_broker.bootstrap, topic, messages[:middle])
@@ -243,8 +243,8 @@ def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(
 
 
 def test_a_broker_that_is_down_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.consumer.attempts.START_S", 1.5)
-    monkeypatch.setattr("tidegate.consumer.offsets.ADMIN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("tidegate.consumer.running.attempts.START_S", 1.5)
+    monkeypatch.setattr("tidegate.consumer.reading.offsets.ADMIN_TIMEOUT_S", 1.0)
     settings = Settings("kafka://127.0.0.1:1/t?protocol=open-protocol", tmp_path / "target")
     warnings: list[TidegateError] = []
     with pytest.raises(Retryable, match="does not answer") as caught:
@@ -264,7 +264,7 @@ def test_a_topic_that_comes_a_little_later_is_waited_for(
     topic = f"late-{uuid.uuid4().hex[:12]}"
     source = f"kafka://{kafka}/{topic}?protocol=open-protocol"
     line = snapshots()[LINE]
-    monkeypatch.setattr("tidegate.consumer.attempts.GIVE_UP_S", PATIENCE_S)
+    monkeypatch.setattr("tidegate.consumer.running.attempts.GIVE_UP_S", PATIENCE_S)
     with consumer(spark, source, tmp_path / "target", until=line.ts) as received:
         received.until(lambda: received.notes, "a note")
         publish(kafka, new_topic(3, topic), bank_messages("open-protocol"))
@@ -277,7 +277,7 @@ def test_a_topic_that_comes_a_little_later_is_waited_for(
 def test_a_topic_that_never_comes_is_named(
     kafka: str, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.consumer.attempts.GIVE_UP_S", 1.0)
+    monkeypatch.setattr("tidegate.consumer.running.attempts.GIVE_UP_S", 1.0)
     received = ended(
         spark, f"kafka://{kafka}/no-such-topic?protocol=open-protocol", tmp_path / "target", None
     )
@@ -439,7 +439,7 @@ def test_a_topic_changed_while_it_is_read_stops_the_job_with_the_reason(
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidegate.consumer.attempts.GIVE_UP_S", 1.0)
+    monkeypatch.setattr("tidegate.consumer.running.attempts.GIVE_UP_S", 1.0)
     admin, topic, messages = AdminClient({"bootstrap.servers": kafka}), new_topic(3), bank_messages()
     publish(kafka, topic, messages)
     source = f"kafka://{kafka}/{topic}?protocol=open-protocol"

@@ -9,8 +9,8 @@ import pytest
 from tests.consumer.memory_topic import MemoryTopic, consume
 from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
 from tests.consumer.topics import Event
+from tidegate.consumer.engine.watermark import Mode
 from tidegate.consumer.snapshots import open_snapshot
-from tidegate.consumer.watermark import Mode
 from tidegate.workload.definitions import ColumnSpec
 
 TABLE = OneTable.of([ColumnSpec("id", 8, 20, flag=KEY_FLAGS), ColumnSpec("v", 3, 11)])

@@ -16,15 +16,15 @@ from deltalake import DeltaTable
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.ddl_steps import Create, Drop, Restore
-from tidegate.consumer.definition import Definition, from_info
+from tidegate.consumer.applying.net_effect import Effect
+from tidegate.consumer.applying.target import TableChanges
+from tidegate.consumer.ddl.ddl_steps import Create, Drop, Restore
 from tidegate.consumer.delta.maintenance import Tidying, tidy
 from tidegate.consumer.delta.target import DeltaTarget
-from tidegate.consumer.net_effect import Effect
-from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.snapshots import open_snapshot
-from tidegate.consumer.target import TableChanges
-from tidegate.consumer.upkeep import Upkeep
+from tidegate.consumer.table.definition import Definition, from_info
 from tidegate.model.timestamp import compose
 from tidegate.sink.lakehouse import open_tables
 from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.consumer.net_effect import Changes, factorize, net_bag, net_effect
+from tidegate.consumer.applying.net_effect import Changes, factorize, net_bag, net_effect
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 NAMES = ["a", "b", "v"]

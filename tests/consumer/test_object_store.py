@@ -30,13 +30,13 @@ from tests.consumer.test_job import LINE, PATIENCE_S, bank_messages, event
 from tests.consumer.test_maintenance import definition_of
 from tests.consumer.topics import publish
 from tests.fixtures.s3 import S3Place
-from tidegate.consumer.ddl_steps import Drop
-from tidegate.consumer.definition_files import DefinitionFiles
+from tidegate.consumer.ddl.ddl_steps import Drop
 from tidegate.consumer.delta.target import BucketAddress, DeltaTarget
-from tidegate.consumer.position import Position
+from tidegate.consumer.engine.position import Position
+from tidegate.consumer.lakehouse.definition_files import DefinitionFiles
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.targets import DatabaseSettings, address_of
-from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
 from tidegate.sink.lakehouse import delta_commit
 from tidegate.sink.lakehouse.object_store import ObjectStore

@@ -11,11 +11,11 @@ from tests.consumer import offset_model
 from tests.consumer.offset_script import OffsetScript
 from tests.scripts import run_script, scripts
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.flow import Rows
-from tidegate.consumer.offset_flow import MAX_DONE, Group, OffsetFlow
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.stall_detector import STALL_S, StallDetector
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.engine.flow import Rows
+from tidegate.consumer.engine.offset_flow import MAX_DONE, Group, OffsetFlow
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.running.stall_detector import STALL_S, StallDetector
 
 SEEDS = 80
 

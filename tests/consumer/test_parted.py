@@ -14,15 +14,15 @@ from tests.consumer.at_delta import applier_of
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tests.consumer.test_net_effect import NAMES, changes_of, end_of, histories, without_old_values
-from tidegate.consumer.apply import Sizes
-from tidegate.consumer.assembler import STEP_BYTES, Assembler, StagedRun
-from tidegate.consumer.definition import guess
-from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.flow import MAX_WAITING_BYTES, Flow
-from tidegate.consumer.net_effect import Effect
-from tidegate.consumer.parted import PartedTable, parts_of
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.watermark import Mode
+from tidegate.consumer.applying.apply import Sizes
+from tidegate.consumer.applying.net_effect import Effect
+from tidegate.consumer.applying.parted import PartedTable, parts_of
+from tidegate.consumer.engine.assembler import STEP_BYTES, Assembler, StagedRun
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.engine.flow import MAX_WAITING_BYTES, Flow
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.table.definition import guess
 
 KNOWN = replace(guess("s", "t", (), 1), keys=("a", "b"))
 FRESH = Position(0, "memory", "open-protocol", "transaction", {0: PartitionPosition(0, 0, 0)})

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from tests.consumer.at_delta import applier_of
 from tests.consumer.one_table import KEY_FLAGS, OneTable
 from tests.consumer.test_ddl_at_target import message
-from tidegate.consumer import partition_spec
-from tidegate.consumer.beginning import Beginning
+from tidegate.consumer.ddl.schema_changes import SchemaChanges
 from tidegate.consumer.delta.target import DeltaAddress
+from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.job import run
-from tidegate.consumer.partition_spec import PartitionField, PartitionRule, Transform
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.rules import Rules
-from tidegate.consumer.schema_changes import SchemaChanges
-from tidegate.consumer.selection import Selection, check_same_rules
+from tidegate.consumer.running.beginning import Beginning
+from tidegate.consumer.selecting.rules import Rules
+from tidegate.consumer.selecting.selection import Selection, check_same_rules
 from tidegate.consumer.settings import Settings
+from tidegate.consumer.table import partition_spec
+from tidegate.consumer.table.partition_spec import PartitionField, PartitionRule, Transform
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.workload.ddl import Action

@@ -26,15 +26,15 @@ from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
 from tests.consumer.test_ddl_at_target import message
 from tests.consumer.topics import Event
 from tidegate.consumer import snapshots as of_delta
-from tidegate.consumer.apply import Applier
+from tidegate.consumer.applying.apply import Applier
 from tidegate.consumer.delta import maintenance as delta_maintenance
+from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.iceberg import maintenance as iceberg_maintenance
 from tidegate.consumer.iceberg import snapshots as of_iceberg
 from tidegate.consumer.iceberg.lake import COMPACT_FILES as ICEBERG_FILES
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.rules import Rules
-from tidegate.consumer.selection import Selection
-from tidegate.consumer.upkeep import Upkeep
+from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.selecting.rules import Rules
+from tidegate.consumer.selecting.selection import Selection
 from tidegate.errors import Fatal
 from tidegate.model.timestamp import LOGICAL_BITS, compose
 from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES as DELTA_FILES

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from tests.codec.golden import lines
-from tidegate.consumer.convert import Losses, to_target
-from tidegate.consumer.definition import Definition, from_info
-from tidegate.consumer.partitioning import HASH, LIST, RANGE, NotComputable, members
+from tidegate.consumer.table.convert import Losses, to_target
+from tidegate.consumer.table.definition import Definition, from_info
+from tidegate.consumer.table.partitioning import HASH, LIST, RANGE, NotComputable, members
 
 COLLATIONS = {"b": "utf8mb4_bin", "ci": "utf8mb4_general_ci"}
 DAY, STAMP = datetime.date, datetime.datetime

@@ -20,22 +20,22 @@ from tests.consumer.test_apply import TOTAL, bank_sums
 from tests.consumer.topics import publish
 from tidegate.codec.base import Batch, Decoded
 from tidegate.codec.registry import encoder
-from tidegate.consumer.checks import (
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.engine.flow import Flow, Rows
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.job import run
+from tidegate.consumer.reading.mark_headers import layouts
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.checks import (
     added_partitions,
     check_announced,
     check_not_repartitioned,
     check_there,
     without_added,
 )
-from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.flow import Flow, Rows
-from tidegate.consumer.job import run
-from tidegate.consumer.mark_headers import layouts
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.progress import Listener
+from tidegate.consumer.running.progress import Listener
 from tidegate.consumer.settings import Settings
-from tidegate.consumer.source import Topic
-from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model.layout import Layout
 from tidegate.model.message import Message

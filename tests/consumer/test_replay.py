@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tests.consumer.one_table import KEY_FLAGS, OneTable
-from tidegate.consumer import definition
-from tidegate.consumer.convert import Losses
-from tidegate.consumer.lake_target import LakeValues
+from tidegate.consumer.lakehouse.lake_target import LakeValues
 from tidegate.consumer.mysql.by_hand import MySqlByHand
 from tidegate.consumer.mysql.literals import MySqlValues
 from tidegate.consumer.replay import Tables, replay
+from tidegate.consumer.table import definition
+from tidegate.consumer.table.convert import Losses
 from tidegate.workload.definitions import NOT_NULL, ColumnSpec
 
 UNSIGNED = 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.consumer.rules import NO_RULES, Route, Rules, routed, routed_schemas
+from tidegate.consumer.selecting.rules import NO_RULES, Route, Rules, routed, routed_schemas
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.tidb.table_filter import ColumnsOfTables
 

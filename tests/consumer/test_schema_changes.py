@@ -19,22 +19,23 @@ from tests.consumer.test_renames import Named
 from tests.consumer.topics import Event, Mark, publish
 from tidegate.cli.consumer_status import summary
 from tidegate.codec.registry import reader_of
-from tidegate.consumer import definition, schema_changes
-from tidegate.consumer.apply import Applier
+from tidegate.consumer.applying.apply import Applier
+from tidegate.consumer.applying.target import Target
+from tidegate.consumer.ddl import schema_changes
+from tidegate.consumer.ddl.schema_changes import SchemaChanges
+from tidegate.consumer.engine.position import Position
+from tidegate.consumer.engine.row_clock import clock_of
 from tidegate.consumer.job import run
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.tables import create_table
-from tidegate.consumer.position import Position
-from tidegate.consumer.progress import Listener
-from tidegate.consumer.row_clock import clock_of
-from tidegate.consumer.rules import Rules
-from tidegate.consumer.schema_changes import SchemaChanges
-from tidegate.consumer.selection import Selection, check_same_rules
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.progress import Listener
+from tidegate.consumer.running.status import look, received
+from tidegate.consumer.selecting.rules import Rules
+from tidegate.consumer.selecting.selection import Selection, check_same_rules
 from tidegate.consumer.settings import Settings
 from tidegate.consumer.snapshots import check_comparable, open_snapshot
-from tidegate.consumer.source import Topic
-from tidegate.consumer.status import look, received
-from tidegate.consumer.target import Target
+from tidegate.consumer.table import definition
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent

@@ -29,21 +29,21 @@ from tests.consumer.test_ddl_at_target import message
 from tests.consumer.test_renames import RENAME, Named
 from tests.consumer.topics import Mark, publish
 from tidegate.codec.base import DdlMessage, WireColumn
-from tidegate.consumer.apply import Applier
-from tidegate.consumer.assembler import StagedPiece, StagedRun
-from tidegate.consumer.ddl_plan import EXCHANGE
-from tidegate.consumer.ddl_steps import Create
-from tidegate.consumer.definition import guess
+from tidegate.consumer.applying.apply import Applier
+from tidegate.consumer.ddl.ddl_plan import EXCHANGE
+from tidegate.consumer.ddl.ddl_steps import Create
 from tidegate.consumer.delta.target import DeltaTarget
-from tidegate.consumer.fetched import Fetched
+from tidegate.consumer.engine.assembler import StagedPiece, StagedRun
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.job import run
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.rules import Rules
-from tidegate.consumer.selection import Selection, check_same_rules
+from tidegate.consumer.selecting.rules import Rules
+from tidegate.consumer.selecting.selection import Selection, check_same_rules
 from tidegate.consumer.settings import Settings
 from tidegate.consumer.snapshots import open_snapshot
+from tidegate.consumer.table.definition import guess
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.workload.changelog import SnapshotLine, SnapshotTable

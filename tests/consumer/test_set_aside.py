@@ -20,20 +20,20 @@ from tests.consumer.topics import Event, Mark
 from tidegate.cli.consumer import status as live_line
 from tidegate.cli.consumer_status import summary
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import set_aside
-from tidegate.consumer.apply import Applier
-from tidegate.consumer.checks import check_set_aside
-from tidegate.consumer.ddl_plan import DROP_SCHEMA
-from tidegate.consumer.gauges import Gauges
+from tidegate.consumer.applying import set_aside
+from tidegate.consumer.applying.apply import Applier
+from tidegate.consumer.applying.set_aside import SetAsideTables
+from tidegate.consumer.applying.target import TableFailed, Target, TargetFailed, TargetStatus
+from tidegate.consumer.ddl.ddl_plan import DROP_SCHEMA
+from tidegate.consumer.engine.position import PartitionPosition, Position, SetAside
 from tidegate.consumer.mysql.lanes import lane_of
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
-from tidegate.consumer.position import PartitionPosition, Position, SetAside
-from tidegate.consumer.selection import Chosen
-from tidegate.consumer.set_aside import SetAsideTables
-from tidegate.consumer.source import Topic
-from tidegate.consumer.status import Observation, status_of
-from tidegate.consumer.target import TableFailed, Target, TargetFailed, TargetStatus
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.checks import check_set_aside
+from tidegate.consumer.running.gauges import Gauges
+from tidegate.consumer.running.status import Observation, status_of
+from tidegate.consumer.selecting.selection import Chosen
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.workload.ddl import Action

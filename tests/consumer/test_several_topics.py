@@ -13,11 +13,11 @@ from tests.consumer.test_apply import TOTAL, bank_sums
 from tests.consumer.topics import Places, events_of, messages_to
 from tidegate.codec.registry import CODECS, codec_options
 from tidegate.config.settings import DispatchRule
-from tidegate.consumer.checks import check_followed, check_joining, check_same
-from tidegate.consumer.places import number_of, place_of
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Topic
-from tidegate.consumer.watermark import Mode
+from tidegate.consumer.engine.places import number_of, place_of
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.checks import check_followed, check_joining, check_same
 from tidegate.dispatcher.router import Router
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.model.ddl import DdlEvent

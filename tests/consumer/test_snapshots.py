@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from tests.consumer.at_delta import applier_of
 from tests.consumer.logs import bank_topic, snapshots
 from tests.consumer.memory_topic import consume
-from tidegate.consumer.rules import Rules
-from tidegate.consumer.selection import Selection
+from tidegate.consumer.selecting.rules import Rules
+from tidegate.consumer.selecting.selection import Selection
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
 

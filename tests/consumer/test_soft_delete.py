@@ -22,17 +22,17 @@ from tests.consumer.test_ddl_at_target import message
 from tests.consumer.test_renames import Named
 from tests.consumer.topics import Event, Mark, messages_of
 from tidegate.codec.base import WireColumn
-from tidegate.consumer import definition, soft_delete
-from tidegate.consumer.apply import Applier
-from tidegate.consumer.assembler import StagedPiece, StagedRun
-from tidegate.consumer.checks import check_soft_delete
-from tidegate.consumer.net_effect import Changes, net_effect
-from tidegate.consumer.rules import Rules
-from tidegate.consumer.selection import Selection
+from tidegate.consumer.applying.apply import Applier
+from tidegate.consumer.applying.net_effect import Changes, net_effect
+from tidegate.consumer.applying.target import Target
+from tidegate.consumer.engine.assembler import StagedPiece, StagedRun
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.checks import check_soft_delete
+from tidegate.consumer.selecting.rules import Rules
+from tidegate.consumer.selecting.selection import Selection
 from tidegate.consumer.snapshots import check_comparable, open_snapshot
-from tidegate.consumer.soft_delete import SoftDelete
-from tidegate.consumer.source import Topic
-from tidegate.consumer.target import Target
+from tidegate.consumer.table import definition, soft_delete
+from tidegate.consumer.table.soft_delete import SoftDelete
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent

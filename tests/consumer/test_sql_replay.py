@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidegate.consumer.sql_replay import (
+from tidegate.consumer.ddl.sql_replay import (
     AlterTable,
     CreateSchema,
     CreateTable,

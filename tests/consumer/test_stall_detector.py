@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.consumer.assembler_script import segment
 from tidegate.codec.base import BadMessage
-from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.stall_detector import MANY_BAD, PATIENCE_S, STALL_S, StallDetector
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.running.stall_detector import MANY_BAD, PATIENCE_S, STALL_S, StallDetector
 
 ROWS = (segment(0, 3, 5, 0),)
 

@@ -20,13 +20,18 @@ from tidegate.api.metrics_page import serving
 from tidegate.cli.consumer import _JsonLines
 from tidegate.cli.consumer import status as live_line
 from tidegate.cli.consumer_status import PARTITIONS_SHOWN, as_dict, summary, table
-from tidegate.consumer.assembler import StagedRun
+from tidegate.consumer.applying.target import TargetStatus
 from tidegate.consumer.delta.lock import target_lock
-from tidegate.consumer.directory_lock import lock_holder
-from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.flow import Flow
-from tidegate.consumer.gauges import Gauges
-from tidegate.consumer.lag import (
+from tidegate.consumer.engine.assembler import StagedRun
+from tidegate.consumer.engine.fetched import Fetched
+from tidegate.consumer.engine.flow import Flow
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.lakehouse.directory_lock import lock_holder
+from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.gauges import Gauges
+from tidegate.consumer.running.lag import (
     UNKNOWN,
     Partition,
     applied_lag_s,
@@ -36,9 +41,7 @@ from tidegate.consumer.lag import (
     slowest_first,
     span,
 )
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Topic
-from tidegate.consumer.status import (
+from tidegate.consumer.running.status import (
     STATUS,
     STUCK_S,
     Observation,
@@ -47,11 +50,8 @@ from tidegate.consumer.status import (
     received,
     status_of,
 )
-from tidegate.consumer.target import TargetStatus
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.consumer.targets import address_of as target_of
-from tidegate.consumer.upkeep import Upkeep
-from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.model.timestamp import compose
 

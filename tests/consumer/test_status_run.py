@@ -21,17 +21,17 @@ from tests.consumer.mysql.reading import forget
 from tests.consumer.test_job import LINE, PATIENCE_S, Running, bank_messages, event, start
 from tests.consumer.topics import publish
 from tidegate.cli.consumer import app
-from tidegate.consumer.group_offsets import ANSWER_S, PAUSE_S, GroupOffsets
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import MySqlServer
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.progress import Listener
+from tidegate.consumer.reading.group_offsets import ANSWER_S, PAUSE_S, GroupOffsets
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.progress import Listener
+from tidegate.consumer.running.status import STATUS, received
 from tidegate.consumer.settings import Settings
-from tidegate.consumer.source import Topic
-from tidegate.consumer.status import STATUS, received
 from tidegate.consumer.targets import DatabaseSettings, address_of
-from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
+from tidegate.consumer.engine.watermark import Mode
 from tidegate.consumer.job import run
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
-from tidegate.consumer.progress import Listener
+from tidegate.consumer.running.progress import Listener
 from tidegate.consumer.settings import Settings
 from tidegate.consumer.targets import DatabaseSettings, address_of
-from tidegate.consumer.upkeep import Upkeep
-from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput
 from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
 

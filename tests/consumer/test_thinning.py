@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.consumer.thinning import HOUR_MS, MINUTE_MS, forgotten
+from tidegate.consumer.lakehouse.thinning import HOUR_MS, MINUTE_MS, forgotten
 from tidegate.model.timestamp import compose, physical_ms
 
 LIMITS = {"all_hours": 1.0, "minute_hours": 6.0, "hours": 24.0}

@@ -14,9 +14,9 @@ from tests.consumer.at_delta import applier_of
 from tests.consumer.memory_topic import consume
 from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
 from tests.consumer.topics import Event
-from tidegate.consumer.apply import QUARANTINE
+from tidegate.consumer.applying.apply import QUARANTINE
 from tidegate.consumer.comparison import canonical
-from tidegate.consumer.ddl_text_plan import KEPT
+from tidegate.consumer.ddl.ddl_text_plan import KEPT
 from tidegate.consumer.delta.target import FOLDER
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import Fatal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.consumer.watermark import Limits, Mode, Watermarks, bounds
+from tidegate.consumer.engine.watermark import Limits, Mode, Watermarks, bounds
 
 
 def test_the_lowest_watermark_is_zero_until_every_partition_has_spoken() -> None:

@@ -23,15 +23,15 @@ from tests.consumer.topics import publish
 from tidegate.codec.base import Batch
 from tidegate.codec.decode import decoder
 from tidegate.codec.registry import codec_options
-from tidegate.consumer.fetch_spark import APART_BYTES, APART_RANGES, SparkTasks, carried, landed
-from tidegate.consumer.fetch_workers import _Raised, workers
-from tidegate.consumer.fetched import Fetched, Range
-from tidegate.consumer.fetcher import workers_of
+from tidegate.consumer.engine.fetched import Fetched, Range
 from tidegate.consumer.job import run
-from tidegate.consumer.progress import Listener
+from tidegate.consumer.reading.fetch_spark import APART_BYTES, APART_RANGES, SparkTasks, carried, landed
+from tidegate.consumer.reading.fetch_workers import _Raised, workers
+from tidegate.consumer.reading.fetcher import workers_of
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.reading.staging import read_staged, stage
+from tidegate.consumer.running.progress import Listener
 from tidegate.consumer.settings import Settings
-from tidegate.consumer.source import Topic
-from tidegate.consumer.staging import read_staged, stage
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 
 pytestmark = pytest.mark.integration

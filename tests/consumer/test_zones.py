@@ -14,9 +14,9 @@ from tests.consumer.memory_topic import MemoryTopic, consume
 from tests.consumer.one_table import CREATED, KEY_FLAGS, Mark, OneTable
 from tests.consumer.topics import messages_of
 from tidegate.codec.registry import codec_options
-from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.reading.source import Topic
 from tidegate.consumer.snapshots import open_snapshot
-from tidegate.consumer.source import Topic
 from tidegate.errors import Fatal
 from tidegate.workload.definitions import ColumnSpec
 

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from tidegate.codec.base import CodecOptions
 from tidegate.codec.registry import codec_of, encoder, marks
-from tidegate.consumer.places import number_of
+from tidegate.consumer.engine.places import number_of
 from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.split import split_rows
 from tidegate.model.block import ENTRY_SCHEMA, OP_DELETE, OP_PUT

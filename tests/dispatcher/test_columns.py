@@ -10,7 +10,7 @@ from tests.filter.tables import NOT_NULL, PRIMARY, column, index, row_of, table
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.config.settings import ColumnSelector
-from tidegate.consumer.definition import from_info
+from tidegate.consumer.table.definition import from_info
 from tidegate.dispatcher.columns import ColumnSelectors
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent

@@ -19,7 +19,7 @@ def main() -> int:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     work = folder / "spark"
     work.mkdir(parents=True, exist_ok=True)
-    spark = open_session("query", "local[2]", work, "tidegate.consumer.daemon", log=work / "log")
+    spark = open_session("query", "local[2]", work, "tidegate.consumer.reading.daemon", log=work / "log")
     try:
         rows = spark.readStream.format("tidegate").options(**options).load()
         writer = rows.writeStream.format("parquet").option("path", str(folder / "rows"))

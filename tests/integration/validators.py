@@ -12,7 +12,7 @@ from tidegate.codec.registry import codec_of, options_of
 from tidegate.config.reading import load_config
 from tidegate.config.sink_uri import parse_source_uri
 from tidegate.consumer.contract.check import TopicCheck
-from tidegate.consumer.places import number_of
+from tidegate.consumer.engine.places import number_of
 
 
 @dataclass(slots=True)

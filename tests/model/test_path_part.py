@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidegate.consumer.definition_files import file_stem
+from tidegate.consumer.lakehouse.definition_files import file_stem
 from tidegate.control.metadata import FeedId
 from tidegate.model.path_part import PATH_PART_MAX, path_part
 from tidegate.server.feed_plan import Paths

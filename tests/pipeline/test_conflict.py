@@ -32,16 +32,16 @@ from tidegate.codec.decode import decoder
 from tidegate.codec.registry import marks, options_of
 from tidegate.consumer.contract.check import TopicCheck
 from tidegate.consumer.contract.verdict import Rule
-from tidegate.consumer.fetch import fetch
-from tidegate.consumer.fetched import Range as Fetch
+from tidegate.consumer.engine.fetched import Range as Fetch
+from tidegate.consumer.engine.watermark import Mode
 from tidegate.consumer.job import run
-from tidegate.consumer.mark_headers import mark_headers, split_resolved
-from tidegate.consumer.progress import Listener
+from tidegate.consumer.reading.fetch import fetch
+from tidegate.consumer.reading.mark_headers import mark_headers, split_resolved
+from tidegate.consumer.reading.source import Topic as Source
+from tidegate.consumer.running.progress import Listener
 from tidegate.consumer.settings import Settings
 from tidegate.consumer.snapshots import open_snapshot
-from tidegate.consumer.source import Topic as Source
 from tidegate.consumer.topic_check import check_topic
-from tidegate.consumer.watermark import Mode
 from tidegate.control.metadata import FeedId
 from tidegate.dispatcher.conflict import Conflicts
 from tidegate.dispatcher.router import Router

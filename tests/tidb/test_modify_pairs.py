@@ -29,7 +29,7 @@ from tools.modify_page import (
     tidb_allows,
 )
 
-from tidegate.consumer.modify import change_of
+from tidegate.consumer.table.modify import change_of
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
 from tidegate.tidb.cast import cast, refusal

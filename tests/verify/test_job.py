@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.small_tables import CODE, ID, SmallTables, number, text
-from tidegate.consumer.definition import ROWID
 from tidegate.consumer.snapshots import open_snapshot
+from tidegate.consumer.table.definition import ROWID
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow

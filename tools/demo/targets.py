@@ -1,4 +1,5 @@
-"""The targets of the demo's consumer: how to start one, read its snapshots, and compare its tables at the end."""
+"""The targets of the demo's consumer: how to start one, read its snapshots, and compare its tables at the
+end."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ import pyarrow.compute as pc
 import pymysql
 
 from tidegate.consumer.comparison import Source, differences
+from tidegate.consumer.engine.position import Position
 from tidegate.consumer.mysql.session import SCHEMA, Connection, MySqlServer
 from tidegate.consumer.mysql.tables import qualified
-from tidegate.consumer.position import Position
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.kvclient.pd import PdClient

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from tidegate.codec.base import CodecOptions
     from tidegate.config.settings import ReplicaConfig
-    from tidegate.consumer.source import Topic
-    from tidegate.consumer.target import Address
+    from tidegate.consumer.applying.target import Address
+    from tidegate.consumer.reading.source import Topic
     from tidegate.dispatcher.consistency import Order, Setting, Visibility
 
 WIDTH: Final = 160

@@ -25,7 +25,7 @@ from tidegate.cli import consistency, consumer_snapshot, consumer_status, consum
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.consumer.progress import Progress
+    from tidegate.consumer.running.progress import Progress
     from tidegate.dispatcher.consistency import Setting
 
 app = typer.Typer(help="Read a topic back into a transactionally consistent target.", no_args_is_help=True)
@@ -241,15 +241,15 @@ def run(
     Prints one line when it runs and one at its end; on a terminal a live line in between, with --json one
     line per second. Warnings and errors go to standard error.
     """
-    from tidegate.consumer.fetch_spark import ClusterSettings
+    from tidegate.consumer.ddl.schema_changes import SchemaChanges
+    from tidegate.consumer.engine.watermark import Mode
     from tidegate.consumer.job import run
-    from tidegate.consumer.progress import Listener
-    from tidegate.consumer.rules import Rules
-    from tidegate.consumer.schema_changes import SchemaChanges
+    from tidegate.consumer.lakehouse.upkeep import Upkeep
+    from tidegate.consumer.reading.fetch_spark import ClusterSettings
+    from tidegate.consumer.running.progress import Listener
+    from tidegate.consumer.selecting.rules import Rules
     from tidegate.consumer.settings import Settings, topic_of
     from tidegate.consumer.targets import DatabaseSettings, address_of
-    from tidegate.consumer.upkeep import Upkeep
-    from tidegate.consumer.watermark import Mode
 
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -321,7 +321,7 @@ def _measured(address: str) -> Iterator[tuple[str, Callable[[Progress], None]]]:
     from tidegate.access import AccessToken
     from tidegate.api.listening import address_of, listen
     from tidegate.api.metrics_page import serving
-    from tidegate.consumer.gauges import Gauges
+    from tidegate.consumer.running.gauges import Gauges
 
     gauges = Gauges(_now_ms)
     listener = listen(address, "--metrics")
@@ -404,7 +404,7 @@ class _JsonLines(_Lines):
 
 def status(progress: Progress, now_ms: int) -> str:
     """The live line."""
-    from tidegate.consumer.lag import held_back_briefly, messages_behind
+    from tidegate.consumer.running.lag import held_back_briefly, messages_behind
     from tidegate.model.timestamp import physical_ms
 
     parts = ["no snapshot yet"]

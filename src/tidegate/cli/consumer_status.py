@@ -15,7 +15,7 @@ from tidegate.cli.client import JsonOption, reported
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tidegate.consumer.status import Status
+    from tidegate.consumer.running.status import Status
 
 PARTITIONS_SHOWN: Final = 40
 WIDTH: Final = 200
@@ -40,10 +40,10 @@ def show_status(
     1: it does not run, is stuck, or has set tables aside, or the target does not answer; 2: there is no such
     source or target.
     """
-    from tidegate.consumer.source import Topic
-    from tidegate.consumer.status import look
+    from tidegate.consumer.lakehouse.upkeep import Upkeep
+    from tidegate.consumer.reading.source import Topic
+    from tidegate.consumer.running.status import look
     from tidegate.consumer.targets import DatabaseSettings, address_of
-    from tidegate.consumer.upkeep import Upkeep
 
     with reported():
         address = address_of(target, Upkeep(), DatabaseSettings(name, folder))
@@ -67,7 +67,7 @@ def as_dict(found: Status) -> dict[str, Any]:
 
 def summary(found: Status) -> list[str]:
     """The lines above the table."""
-    from tidegate.consumer.lag import span
+    from tidegate.consumer.running.lag import span
     from tidegate.model.timestamp import physical_ms, readable
 
     unmarked = any(not one.marked for one in found.partitions)
@@ -113,7 +113,7 @@ def table(found: Status, now_ms: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from tidegate.consumer.lag import laggard, slowest_first
+    from tidegate.consumer.running.lag import laggard, slowest_first
 
     last = laggard(found.partitions, now_ms)
     shown = Table("PARTITION", box=None, pad_edge=False, header_style="bold")
@@ -128,7 +128,7 @@ def table(found: Status, now_ms: int) -> Table:
 
 
 def _age(ts: int, now_ms: int) -> str:
-    from tidegate.consumer.lag import seconds_behind, span
+    from tidegate.consumer.running.lag import seconds_behind, span
 
     return f"{span(seconds_behind(ts, now_ms))} ago" if ts else "none yet"
 

@@ -24,9 +24,9 @@ def take_back(
     start the consumer with --adopt: it applies the changes from its position on, and those that the copy has
     already change nothing in the end. A target of files cannot take a table back.
     """
-    from tidegate.consumer.set_aside import name_of
+    from tidegate.consumer.applying.set_aside import name_of
+    from tidegate.consumer.lakehouse.upkeep import Upkeep
     from tidegate.consumer.targets import DatabaseSettings, address_of
-    from tidegate.consumer.upkeep import Upkeep
     from tidegate.errors import InvalidInput
 
     with reported():

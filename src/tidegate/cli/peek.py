@@ -36,7 +36,7 @@ def peek(
 ) -> None:
     """Show a topic's messages: rows, Resolved marks, DDLs, and what cannot be decoded."""
     from tidegate.consumer.peek import peek as messages
-    from tidegate.consumer.source import Topic
+    from tidegate.consumer.reading.source import Topic
 
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):

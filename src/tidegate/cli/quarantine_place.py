@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from tidegate.consumer.target import Address
+    from tidegate.consumer.applying.target import Address
     from tidegate.sink.quarantine import QuarantineLine
 
 
@@ -46,8 +46,8 @@ def place_of(
     if not target:
         assert folder is not None
         return Place(_in(folder), None, None)
+    from tidegate.consumer.lakehouse.upkeep import Upkeep
     from tidegate.consumer.targets import DatabaseSettings, address_of
-    from tidegate.consumer.upkeep import Upkeep
 
     address = address_of(target, Upkeep(), DatabaseSettings(name, folder))
     return Place(_in(address.folder), address, None)

@@ -14,9 +14,9 @@ from tidegate.cli.quarantine_words import place_words
 from tidegate.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from tidegate.consumer.applying.target import Address
+    from tidegate.consumer.reading.topic_decoder import TopicDecoder
     from tidegate.consumer.replay import Replayed, Tables
-    from tidegate.consumer.target import Address
-    from tidegate.consumer.topic_decoder import TopicDecoder
     from tidegate.sink.quarantine import QuarantineLine
 
 
@@ -55,16 +55,16 @@ def of_consumer(place: Place, source: str, time_zone: str) -> Callable[[Quaranti
 def _decoder(source: str, time_zone: str) -> TopicDecoder | None:
     if not source:
         return None
-    from tidegate.consumer.source import Topic
-    from tidegate.consumer.topic_decoder import TopicDecoder
+    from tidegate.consumer.reading.source import Topic
+    from tidegate.consumer.reading.topic_decoder import TopicDecoder
 
     return TopicDecoder(Topic(source, time_zone))
 
 
 def _tables(address: Address, source: str, time_zone: str) -> Tables:
     """The target's tables as they are now, and the time zone in which the consumer reads."""
+    from tidegate.consumer.reading.source import Topic
     from tidegate.consumer.replay import Tables
-    from tidegate.consumer.source import Topic
 
     position = address.look().position
     zone = time_zone if position is None else position.zone_from(time_zone)

@@ -66,7 +66,7 @@ def check(
     from tidegate.codec import registry
     from tidegate.config.reading import load_config
     from tidegate.consumer.contract.check import Producer
-    from tidegate.consumer.source import Topic
+    from tidegate.consumer.reading.source import Topic
     from tidegate.consumer.topic_check import check_topic
     from tidegate.dispatcher.router import Router
 

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.consumer.convert import moments
-from tidegate.consumer.definition import ROWID
-from tidegate.consumer.net_effect import factorize
+from tidegate.consumer.applying.net_effect import factorize
 from tidegate.consumer.snapshots import Snapshot
+from tidegate.consumer.table.convert import moments
+from tidegate.consumer.table.definition import ROWID
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot as KvSnapshot
 from tidegate.model.block import ENTRY_SCHEMA, OP_PUT

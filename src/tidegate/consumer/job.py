@@ -34,11 +34,24 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from tidegate.codec.registry import reader_of
-from tidegate.consumer import set_aside
-from tidegate.consumer.apply import QUARANTINE, Applier, only_topic
-from tidegate.consumer.attempts import POLL_S, Attempts
-from tidegate.consumer.beginning import Beginning, bounds_begun
-from tidegate.consumer.checks import (
+from tidegate.consumer.applying import set_aside
+from tidegate.consumer.applying.apply import QUARANTINE, Applier, only_topic
+from tidegate.consumer.applying.commit import Committer
+from tidegate.consumer.applying.partition_checks import check_target
+from tidegate.consumer.applying.target import Address, TableFailed, Target
+from tidegate.consumer.ddl.schema_changes import ignored_words
+from tidegate.consumer.engine.offset_flow import OffsetFlow
+from tidegate.consumer.engine.position import SetAside
+from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.reading.fetch_spark import JVM_LOG, SparkTasks, spark_tasks
+from tidegate.consumer.reading.fetch_workers import LOG, workers
+from tidegate.consumer.reading.fetcher import Fetcher, workers_of
+from tidegate.consumer.reading.group_offsets import GroupOffsets
+from tidegate.consumer.reading.offsets import Offsets
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.running.attempts import POLL_S, Attempts
+from tidegate.consumer.running.beginning import Beginning, bounds_begun
+from tidegate.consumer.running.checks import (
     check_by_offset,
     check_complete,
     check_marks_read,
@@ -49,29 +62,16 @@ from tidegate.consumer.checks import (
     check_soft_delete,
     check_timed,
 )
-from tidegate.consumer.commit import Committer
-from tidegate.consumer.fetch_spark import JVM_LOG, SparkTasks, spark_tasks
-from tidegate.consumer.fetch_workers import LOG, workers
-from tidegate.consumer.fetcher import Fetcher, workers_of
-from tidegate.consumer.group_offsets import GroupOffsets
-from tidegate.consumer.lag import Partition, partitions_of
-from tidegate.consumer.membership import Membership, new_flow
-from tidegate.consumer.notices import Notices
-from tidegate.consumer.offset_flow import OffsetFlow
-from tidegate.consumer.offsets import Offsets
-from tidegate.consumer.partition_checks import check_target
-from tidegate.consumer.position import SetAside
-from tidegate.consumer.progress import QUIET, Listener, Progress
-from tidegate.consumer.rounds import FetchRounds, News
-from tidegate.consumer.schema_changes import ignored_words
-from tidegate.consumer.selection import Selection
+from tidegate.consumer.running.lag import Partition, partitions_of
+from tidegate.consumer.running.membership import Membership, new_flow
+from tidegate.consumer.running.notices import Notices
+from tidegate.consumer.running.progress import QUIET, Listener, Progress
+from tidegate.consumer.running.rounds import FetchRounds, News
+from tidegate.consumer.running.stall_detector import StallDetector
+from tidegate.consumer.running.status import StatusWriter
+from tidegate.consumer.selecting.selection import Selection
 from tidegate.consumer.settings import Settings, topic_of
-from tidegate.consumer.source import Topic
-from tidegate.consumer.stall_detector import StallDetector
-from tidegate.consumer.status import StatusWriter
-from tidegate.consumer.target import Address, TableFailed, Target
 from tidegate.consumer.targets import address_of
-from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 
 if TYPE_CHECKING:

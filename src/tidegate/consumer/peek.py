@@ -10,9 +10,9 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tidegate.codec.base import Batch, describe
-from tidegate.consumer.offsets import Offsets
-from tidegate.consumer.source import Topic
-from tidegate.consumer.topic_decoder import TopicDecoder
+from tidegate.consumer.reading.offsets import Offsets
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.reading.topic_decoder import TopicDecoder
 from tidegate.errors import Retryable
 from tidegate.sink.kafka.client import take
 

@@ -20,14 +20,14 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.codec.base import Batch, Decoded, DecodedTable, describe
-from tidegate.consumer.assembler import StagedRun
-from tidegate.consumer.changes import BadRow, Staged, Values, staged_changes
-from tidegate.consumer.convert import TIMESTAMP
-from tidegate.consumer.definition import Definition
-from tidegate.consumer.net_effect import Changes, net_bag, net_effect
-from tidegate.consumer.staging import META, staged_batch
-from tidegate.consumer.target import Name, TableChanges
-from tidegate.consumer.topic_decoder import TopicDecoder
+from tidegate.consumer.applying.changes import BadRow, Staged, Values, staged_changes
+from tidegate.consumer.applying.net_effect import Changes, net_bag, net_effect
+from tidegate.consumer.applying.target import Name, TableChanges
+from tidegate.consumer.engine.assembler import StagedRun
+from tidegate.consumer.reading.staging import META, staged_batch
+from tidegate.consumer.reading.topic_decoder import TopicDecoder
+from tidegate.consumer.table.convert import TIMESTAMP
+from tidegate.consumer.table.definition import Definition
 from tidegate.errors import TidegateError
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.sink.quarantine import DecodeOutcome, still_bad

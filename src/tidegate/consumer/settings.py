@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from tidegate.codec.registry import has_marks
-from tidegate.consumer.fetch_spark import ClusterSettings
-from tidegate.consumer.rules import NO_RULES, Rules
-from tidegate.consumer.source import Topic
+from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.reading.fetch_spark import ClusterSettings
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.selecting.rules import NO_RULES, Rules
 from tidegate.consumer.targets import DatabaseSettings, keeps_every_change
-from tidegate.consumer.upkeep import Upkeep
-from tidegate.consumer.watermark import Mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from tidegate.consumer.rules import IGNORING, SOFT_DELETE
+from tidegate.consumer.selecting.rules import IGNORING, SOFT_DELETE
 from tidegate.errors import InvalidInput, shown
 from tidegate.sink.lakehouse.object_store import SCHEME as BUCKETS
 from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tidegate.consumer.applying.target import Address
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.mysql.lanes import LANES
 from tidegate.consumer.mysql.session import SCHEMES, MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
@@ -15,8 +17,6 @@ from tidegate.consumer.parquet.address import BUCKETS as LOG_BUCKETS
 from tidegate.consumer.parquet.address import SCHEME as LOGS
 from tidegate.consumer.parquet.address import LogAddress, LogBucketAddress, log_directory
 from tidegate.consumer.snapshots import target_directory
-from tidegate.consumer.target import Address
-from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import InvalidInput, shown
 from tidegate.sink.lakehouse.object_store import SCHEME as BUCKETS
 from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore

@@ -16,11 +16,11 @@ from tidegate.codec import registry
 from tidegate.codec.entry import Loss
 from tidegate.consumer.contract.check import REMEMBER, Producer, TopicCheck
 from tidegate.consumer.contract.verdict import Verdict
-from tidegate.consumer.fetch import batch_of
-from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
-from tidegate.consumer.offsets import Offsets
-from tidegate.consumer.source import Topic
-from tidegate.consumer.topic_decoder import TopicDecoder
+from tidegate.consumer.reading.fetch import batch_of
+from tidegate.consumer.reading.mark_headers import MarkHeaders, mark_headers
+from tidegate.consumer.reading.offsets import Offsets
+from tidegate.consumer.reading.source import Topic
+from tidegate.consumer.reading.topic_decoder import TopicDecoder
 from tidegate.dispatcher.router import Router
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.model.timestamp import compose

@@ -17,7 +17,7 @@ from typing import Any, Final
 EPOCH: Final = "tidegate-epoch"
 PARTITIONS: Final = "tidegate-partitions"
 PARTITIONS_MAX: Final = 1 << 16
-"""The highest number of partitions of one topic that a reader can number (`consumer.places`)."""
+"""The highest number of partitions of one topic that a reader can number (`consumer.engine.places`)."""
 COUNT_MAX: Final = 1 << 63
 DIGITS_MAX: Final = 19
 

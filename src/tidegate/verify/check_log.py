@@ -25,13 +25,13 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from tidegate.codec import registry
-from tidegate.consumer.fetch_spark import DAEMON
+from tidegate.consumer.engine.watermark import Mode
 from tidegate.consumer.job import run
-from tidegate.consumer.progress import Listener
+from tidegate.consumer.reading.fetch_spark import DAEMON
+from tidegate.consumer.running.progress import Listener
 from tidegate.consumer.settings import Settings
 from tidegate.consumer.snapshots import open_snapshot, target_directory
 from tidegate.consumer.sql_text import sql_rows
-from tidegate.consumer.watermark import Mode
 from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from tidegate.consumer.applying.net_effect import factorize
 from tidegate.consumer.comparison import canonical
-from tidegate.consumer.net_effect import factorize
 
 Row = dict[str, Any]
 DifferenceKind = Literal["changed", "missing", "extra"]

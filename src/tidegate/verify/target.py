@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.consumer.convert import moments
+from tidegate.consumer.table.convert import moments
 from tidegate.errors import Fatal
 from tidegate.verify.fingerprint import order_words
 from tidegate.verify.ranges import Cuts, Sums, U64s

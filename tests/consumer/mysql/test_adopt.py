@@ -23,14 +23,14 @@ from tests.consumer.test_ddl_at_target import message, renamed
 from tests.consumer.topics import Event, Mark, events_of, messages_of
 from tidegate.codec.base import Decoded, DecodedTable, WireColumn
 from tidegate.codec.registry import codec_options
-from tidegate.consumer.apply import Applier
-from tidegate.consumer.assembler import StagedPiece
+from tidegate.consumer.applying.apply import Applier
+from tidegate.consumer.engine.assembler import StagedPiece
+from tidegate.consumer.engine.position import PartitionPosition, Position
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress, MySqlTarget
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.staging import stage
+from tidegate.consumer.reading.staging import stage
 from tidegate.consumer.targets import DatabaseSettings, address_of
-from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent

@@ -15,12 +15,12 @@ from tests.consumer.mysql.mortal import Killed, MortalServer
 from tests.consumer.mysql.reading import forget
 from tests.consumer.test_by_offset import ITEMS, at, canal, put, truncated
 from tests.consumer.topics import Event
-from tidegate.consumer.apply import Applier
+from tidegate.consumer.applying.apply import Applier
+from tidegate.consumer.engine.row_clock import Clock
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
-from tidegate.consumer.row_clock import Clock
 from tidegate.consumer.targets import DatabaseSettings, address_of
-from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent
 

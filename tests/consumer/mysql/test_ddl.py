@@ -19,17 +19,17 @@ from tests.consumer.test_ddl_at_target import message, recorded, renamed
 from tests.mounter.jobs import OURS
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
-from tidegate.consumer.apply import Applier
-from tidegate.consumer.ddl_plan import plan
-from tidegate.consumer.ddl_steps import Drop, Rewrite
-from tidegate.consumer.definition import Definition, target_column
-from tidegate.consumer.flow import identity
-from tidegate.consumer.modify import WIRE_TYPES
+from tidegate.consumer.applying.apply import Applier
+from tidegate.consumer.ddl.ddl_plan import plan
+from tidegate.consumer.ddl.ddl_steps import Drop, Rewrite
+from tidegate.consumer.engine.flow import identity
 from tidegate.consumer.mysql.described import describe
 from tidegate.consumer.mysql.literals import MySqlValues, literals
 from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.mysql.tables import column_text, converts, create_table, qualified
 from tidegate.consumer.mysql.target import MySqlTarget
+from tidegate.consumer.table.definition import Definition, target_column
+from tidegate.consumer.table.modify import WIRE_TYPES
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.ddl import DdlEvent

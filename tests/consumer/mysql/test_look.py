@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.consumer.applying.target import TargetStatus
+from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.mysql.ddl import begun_in
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
-from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.target import TargetStatus
 from tidegate.errors import Retryable
 
 POSITION = Position(7, "t", "open-protocol", "transaction", {0: PartitionPosition(3, 7, 7)})

@@ -14,10 +14,10 @@ from tests.consumer.memory_topic import MemoryTopic, consume_into
 from tests.consumer.mysql.mortal import Killed, MortalServer
 from tests.consumer.mysql.reading import forget
 from tests.consumer.one_table import CREATED, KEY_FLAGS, Mark, OneTable, Row, topic
-from tidegate.consumer.apply import Applier, Sizes
+from tidegate.consumer.applying.apply import Applier, Sizes
+from tidegate.consumer.engine.position import Position
 from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress, MySqlTarget
-from tidegate.consumer.position import Position
 from tidegate.errors import Fatal, Fenced
 from tidegate.workload.definitions import NOT_NULL, ColumnSpec
 

@@ -16,11 +16,11 @@ from tests.consumer.mysql.reading import differences, forget
 from tests.consumer.mysql.test_ddl import Life, steps_to_die_at
 from tests.consumer.mysql.test_target import lines_of, schemas_of, topic_of
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.apply import Applier
+from tidegate.consumer.applying.apply import Applier
+from tidegate.consumer.engine.position import Position
 from tidegate.consumer.mysql.described import describe
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
-from tidegate.consumer.position import Position
 from tidegate.errors import Fatal
 
 ON_EXPRESSION = 470613002306453504

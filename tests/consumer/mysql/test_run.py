@@ -11,8 +11,8 @@ from tests.consumer.mysql.reading import differences, forget
 from tests.consumer.test_job import LINE, Running, bank_messages
 from tests.consumer.topics import publish
 from tidegate.consumer.mysql.session import MySqlServer
+from tidegate.consumer.running.status import received
 from tidegate.consumer.settings import Settings
-from tidegate.consumer.status import received
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fenced
 

@@ -17,10 +17,10 @@ from tests.consumer.mysql.mortal import Killed, MortalServer
 from tests.consumer.mysql.reading import differences, forget
 from tests.consumer.topics import events_of, messages_of
 from tidegate.codec.registry import CODECS, codec_options
-from tidegate.consumer.apply import Applier, Sizes
+from tidegate.consumer.applying.apply import Applier, Sizes
+from tidegate.consumer.engine.position import Position
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
-from tidegate.consumer.position import Position
 from tidegate.workload.changelog import SnapshotLine, read_log
 
 TINY = Sizes(step=1, part=2000)

@@ -19,7 +19,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.consumer.convert import (
+from tidegate.consumer.mysql.lanes import written
+from tidegate.consumer.mysql.literals import (
+    KEYS,
+    SLICE,
+    STATEMENT_BYTES,
+    Digest,
+    MySqlValues,
+    bag_deletes,
+    check_lengths,
+    deletes,
+    inserts,
+    literals,
+)
+from tidegate.consumer.mysql.session import Connection, MySqlServer
+from tidegate.consumer.table.convert import (
     BIT,
     DATE,
     DATETIME,
@@ -42,20 +56,6 @@ from tidegate.consumer.convert import (
     in_key,
     target_type,
 )
-from tidegate.consumer.mysql.lanes import written
-from tidegate.consumer.mysql.literals import (
-    KEYS,
-    SLICE,
-    STATEMENT_BYTES,
-    Digest,
-    MySqlValues,
-    bag_deletes,
-    check_lengths,
-    deletes,
-    inserts,
-    literals,
-)
-from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.errors import Fatal, Undecodable
 
 NUMBERS = itertools.count()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from tidegate.consumer.contract.layouts import Layouts
 from tidegate.consumer.contract.partition import Partition
 from tidegate.consumer.contract.verdict import Rule, Verdict
-from tidegate.consumer.layouts import Layouts
-from tidegate.consumer.mark_headers import Alignment
+from tidegate.consumer.reading.mark_headers import Alignment
 
 ALIGNMENTS: Final = 1_000
 """How many epochs of a table's alignment marks are remembered."""

@@ -8,9 +8,9 @@ from typing import Final
 
 from tidegate.codec.base import DdlMessage
 from tidegate.codec.entry import DdlTo
+from tidegate.consumer.contract.layouts import Layouts
 from tidegate.consumer.contract.partition import Partition
 from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
-from tidegate.consumer.layouts import Layouts
 
 DDLS: Final = 10_000
 """How many DDLs are remembered, so that a repeated one is not taken for a late one."""

@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Final
 
+from tidegate.consumer.contract.layouts import Layouts
 from tidegate.consumer.contract.partition import Partition
 from tidegate.consumer.contract.places import Places
 from tidegate.consumer.contract.rows import Rows
 from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
-from tidegate.consumer.layouts import Layouts
 
 PLACE_BITS: Final = 32
 """A ts and a partition's number are stored in one integer, the number in the lower bits."""

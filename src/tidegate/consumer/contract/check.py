@@ -33,13 +33,13 @@ from tidegate.codec.entry import DdlTo
 from tidegate.consumer.contract.alignments import Alignments
 from tidegate.consumer.contract.broadcasts import Ddls, ResolvedMarks
 from tidegate.consumer.contract.changes import Changes
+from tidegate.consumer.contract.layouts import Layouts
 from tidegate.consumer.contract.partition import Partition
 from tidegate.consumer.contract.places import Places
 from tidegate.consumer.contract.rows import controls, in_order
 from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
-from tidegate.consumer.layouts import Layouts
-from tidegate.consumer.mark_headers import MarkHeaders
-from tidegate.consumer.places import place_of
+from tidegate.consumer.engine.places import place_of
+from tidegate.consumer.reading.mark_headers import MarkHeaders
 from tidegate.dispatcher.router import Router
 from tidegate.model.layout import Layout
 

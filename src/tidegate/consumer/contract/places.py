@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tidegate.codec.base import DecodedTable
+from tidegate.consumer.contract.layouts import Layouts, Placements
 from tidegate.consumer.contract.partition import Partition
 from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
-from tidegate.consumer.layouts import Layouts, Placements
 from tidegate.dispatcher.router import Router
 from tidegate.model.layout import Layout
 

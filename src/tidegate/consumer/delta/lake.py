@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tidegate.consumer.ddl_steps import Source
-from tidegate.consumer.partition_spec import PartitionField, Spec
+from tidegate.consumer.ddl.ddl_steps import Source
+from tidegate.consumer.table.partition_spec import PartitionField, Spec
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 from tidegate.sink.lakehouse.store import Store
 from tidegate.sink.lakehouse.tables import Lakehouse

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidegate.consumer.directory_lock import directory_lock
+from tidegate.consumer.lakehouse.directory_lock import directory_lock
 from tidegate.sink.lakehouse.tables import Lakehouse
 
 

@@ -20,8 +20,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from tidegate.consumer.position import Position
-from tidegate.consumer.upkeep import GRACE_S, Kept, Upkeep
+from tidegate.consumer.engine.position import Position
+from tidegate.consumer.lakehouse.upkeep import GRACE_S, Kept, Upkeep
 from tidegate.sink.lakehouse.store import SNAPSHOTS
 from tidegate.sink.lakehouse.table_files import TableFiles
 from tidegate.sink.lakehouse.tables import Lakehouse

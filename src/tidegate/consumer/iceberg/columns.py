@@ -29,8 +29,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from tidegate.consumer.ddl_steps import Source
-from tidegate.consumer.definition import ROWID
+from tidegate.consumer.ddl.ddl_steps import Source
+from tidegate.consumer.table.definition import ROWID
 from tidegate.errors import Fatal
 
 _NARROW: Final = (pa.int8(), pa.int16())

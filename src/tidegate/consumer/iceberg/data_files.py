@@ -31,8 +31,8 @@ from pyiceberg.types import (
     StringType,
 )
 
+from tidegate.consumer.applying.net_effect import factorize
 from tidegate.consumer.iceberg.partitions import KeyPartitions, split
-from tidegate.consumer.net_effect import factorize
 
 FILE_BYTES: Final = 64 << 20
 """Bytes of a data file's rows in memory."""

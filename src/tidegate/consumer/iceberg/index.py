@@ -19,10 +19,10 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import LongType
 from sqlalchemy.exc import OperationalError
 
-from tidegate.consumer.directory_lock import OWN
 from tidegate.consumer.iceberg.catalog import locations, open_catalog
 from tidegate.consumer.iceberg.data_files import read, written
 from tidegate.consumer.iceberg.tables import MARK, Tables
+from tidegate.consumer.lakehouse.directory_lock import OWN
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 

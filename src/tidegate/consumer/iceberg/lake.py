@@ -21,8 +21,7 @@ import pyarrow as pa
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 
-from tidegate.consumer.ddl_steps import Source
-from tidegate.consumer.directory_lock import OWN
+from tidegate.consumer.ddl.ddl_steps import Source
 from tidegate.consumer.iceberg import columns as of_columns
 from tidegate.consumer.iceberg import index
 from tidegate.consumer.iceberg.catalog import FILE, WriterCatalog
@@ -31,7 +30,8 @@ from tidegate.consumer.iceberg.data_files import FILE_BYTES, Touched, by_key, re
 from tidegate.consumer.iceberg.index import Index
 from tidegate.consumer.iceberg.partitions import by_partition, spec_of
 from tidegate.consumer.iceberg.tables import DROPPED, Tables, Writing, change_columns
-from tidegate.consumer.partition_spec import Spec
+from tidegate.consumer.lakehouse.directory_lock import OWN
+from tidegate.consumer.table.partition_spec import Spec
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 from tidegate.sink.lakehouse.store import DiskStore

@@ -18,10 +18,10 @@ from typing import Final
 
 from pyiceberg.table import Table
 
+from tidegate.consumer.engine.position import Position
 from tidegate.consumer.iceberg import index
 from tidegate.consumer.iceberg.lake import IcebergLake
-from tidegate.consumer.position import Position
-from tidegate.consumer.upkeep import GRACE_S, Kept, Upkeep
+from tidegate.consumer.lakehouse.upkeep import GRACE_S, Kept, Upkeep
 
 FILES_A_PIECE: Final = 200
 

@@ -29,8 +29,8 @@ from pyiceberg.transforms import (
 from pyiceberg.transforms import Transform as IcebergTransform
 from pyiceberg.typedef import Record
 
-from tidegate.consumer.net_effect import factorize
-from tidegate.consumer.partition_spec import PartitionField, Spec, Transform, field_name
+from tidegate.consumer.applying.net_effect import factorize
+from tidegate.consumer.table.partition_spec import PartitionField, Spec, Transform, field_name
 
 _PLAIN: Final = {
     Transform.IDENTITY: IdentityTransform(),

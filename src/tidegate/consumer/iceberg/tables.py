@@ -36,12 +36,12 @@ from pyiceberg.table.update import (
 )
 from sqlalchemy.exc import OperationalError
 
-from tidegate.consumer.directory_lock import OWN
 from tidegate.consumer.iceberg.catalog import WriterCatalog, location_of, locations
 from tidegate.consumer.iceberg.columns import Evolution, iceberg_schema, iceberg_type
 from tidegate.consumer.iceberg.manifests import Manifests
 from tidegate.consumer.iceberg.partitions import iceberg_spec
-from tidegate.consumer.partition_spec import Spec
+from tidegate.consumer.lakehouse.directory_lock import OWN
+from tidegate.consumer.table.partition_spec import Spec
 from tidegate.errors import Fatal, Retryable
 from tidegate.model.path_part import path_part
 

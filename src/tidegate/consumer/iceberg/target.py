@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tidegate.consumer.definition import Definition
-from tidegate.consumer.definition_files import DefinitionFiles
-from tidegate.consumer.directory_lock import OWN, directory_lock, lock_holder
+from tidegate.consumer.applying.target import Name, TargetStatus
+from tidegate.consumer.engine.position import Position
 from tidegate.consumer.iceberg.columns import holds
 from tidegate.consumer.iceberg.lake import IcebergLake
 from tidegate.consumer.iceberg.maintenance import Tidying
 from tidegate.consumer.iceberg.snapshots import newest_position, open_snapshot
-from tidegate.consumer.lake_target import LakeByHand, LakeTarget
-from tidegate.consumer.partition_spec import EVERY_TRANSFORM, Transform
-from tidegate.consumer.position import Position
-from tidegate.consumer.target import Name, TargetStatus
-from tidegate.consumer.upkeep import Upkeep
+from tidegate.consumer.lakehouse.definition_files import DefinitionFiles
+from tidegate.consumer.lakehouse.directory_lock import OWN, directory_lock, lock_holder
+from tidegate.consumer.lakehouse.lake_target import LakeByHand, LakeTarget
+from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.table.definition import Definition
+from tidegate.consumer.table.partition_spec import EVERY_TRANSFORM, Transform
 from tidegate.dispatcher.consistency import Visibility
 from tidegate.sink.lakehouse.store import DiskStore
 

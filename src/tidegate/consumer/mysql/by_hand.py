@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from tidegate.consumer.applying.net_effect import Effect
+from tidegate.consumer.applying.target import TableChanges
 from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, deletes, inserts
 from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import SQL_MODE
 from tidegate.consumer.mysql.tables import qualified
-from tidegate.consumer.net_effect import Effect
-from tidegate.consumer.target import TableChanges
 
 SESSION: Final = (
     f"SET NAMES utf8mb4; SET SESSION sql_mode='{SQL_MODE}', time_zone='+00:00', foreign_key_checks=0;"

@@ -23,10 +23,12 @@ from typing import Any
 import orjson
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_steps
-from tidegate.consumer.ddl_steps import REPEAT
-from tidegate.consumer.definition import Definition
-from tidegate.consumer.flow import identity
+from tidegate.consumer.applying.target import Name, TargetFailed
+from tidegate.consumer.ddl import ddl_steps
+from tidegate.consumer.ddl.ddl_steps import REPEAT
+from tidegate.consumer.ddl.sql_replay import CreateTable as MakesTable
+from tidegate.consumer.ddl.sql_replay import Ignored, Unknown, read, tables
+from tidegate.consumer.engine.flow import identity
 from tidegate.consumer.mysql.described import difference
 from tidegate.consumer.mysql.found import check_columns
 from tidegate.consumer.mysql.progress import Progress
@@ -47,9 +49,7 @@ from tidegate.consumer.mysql.statements import (
     text_of,
 )
 from tidegate.consumer.mysql.tables import added_columns, alterations, create_table, qualified, recasts
-from tidegate.consumer.sql_replay import CreateTable as MakesTable
-from tidegate.consumer.sql_replay import Ignored, Unknown, read, tables
-from tidegate.consumer.target import Name, TargetFailed
+from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal
 
 

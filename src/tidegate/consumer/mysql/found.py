@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from tidegate.consumer.convert import TargetColumn, in_key, target_type
-from tidegate.consumer.definition import Definition
-from tidegate.consumer.target import Name
+from tidegate.consumer.applying.target import Name
+from tidegate.consumer.table.convert import TargetColumn, in_key, target_type
+from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal
 
 Ask: TypeAlias = Callable[..., list[tuple[Any, ...]]]

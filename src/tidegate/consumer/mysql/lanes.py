@@ -16,13 +16,13 @@ from typing import Final, TypeAlias
 
 import pymysql
 
+from tidegate.consumer.applying.stats import Stats
+from tidegate.consumer.applying.target import Name, TableFailed, blaming
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.parts import PartedLane
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
-from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, TableFailed, blaming
 from tidegate.errors import Fatal
 
 LANES: Final = 4

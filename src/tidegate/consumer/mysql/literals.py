@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.consumer.convert import (
+from tidegate.consumer.table.convert import (
     BIT,
     DECIMAL,
     DOUBLE,

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
 
+from tidegate.consumer.applying.target import Parted
 from tidegate.consumer.mysql.literals import Digest
 from tidegate.consumer.mysql.progress import Progress, Reached
 from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import Connection
-from tidegate.consumer.target import Parted
 from tidegate.errors import Fatal
 
 TRANSACTION_BYTES: Final = 1 << 30

@@ -27,11 +27,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tidegate.consumer.applying.target import TargetFailed
 from tidegate.consumer.mysql.hold import NAME_MAX, Hold
 from tidegate.consumer.mysql.kept_definitions import KeptDefinitions
 from tidegate.consumer.mysql.server_checks import check_engine, check_server
 from tidegate.consumer.mysql.session import SCHEMA, Connection
-from tidegate.consumer.target import TargetFailed
 from tidegate.errors import Fatal, Fenced
 
 TABLES: Final = (

@@ -6,11 +6,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from tidegate.consumer.convert import STRINGS, Losses, TargetColumn, to_target
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.literals import MySqlValues, matching_deletes, quoted
 from tidegate.consumer.mysql.tables import qualified
-from tidegate.consumer.partitioning import Members
+from tidegate.consumer.table.convert import STRINGS, Losses, TargetColumn, to_target
+from tidegate.consumer.table.partitioning import Members
 
 READ_ROWS: Final = 50_000
 

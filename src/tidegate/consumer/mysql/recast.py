@@ -20,12 +20,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.consumer.definition import target_column
-from tidegate.consumer.modify import WIRE_TYPES, Change
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.literals import MySqlValues, literals, quoted
 from tidegate.consumer.mysql.session import SCHEMA
 from tidegate.consumer.mysql.tables import qualified, type_text
+from tidegate.consumer.table.definition import target_column
+from tidegate.consumer.table.modify import WIRE_TYPES, Change
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
 from tidegate.tidb.cast import cast

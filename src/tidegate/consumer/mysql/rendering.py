@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tidegate.consumer.applying.net_effect import Effect
+from tidegate.consumer.applying.target import Name, TableChanges
 from tidegate.consumer.mysql.literals import Digest, bag_deletes, check_lengths, deletes, inserts
 from tidegate.consumer.mysql.tables import qualified
-from tidegate.consumer.net_effect import Effect
-from tidegate.consumer.target import Name, TableChanges
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tidegate.consumer import sql_replay
-from tidegate.consumer.ddl_steps import Replay
-from tidegate.consumer.definition import Definition
+from tidegate.consumer.applying.target import Name
+from tidegate.consumer.ddl import sql_replay
+from tidegate.consumer.ddl.ddl_steps import Replay
 from tidegate.consumer.mysql import found
 from tidegate.consumer.mysql.found import Found
 from tidegate.consumer.mysql.literals import quoted
@@ -27,7 +27,7 @@ from tidegate.consumer.mysql.statements import (
     create_schema,
 )
 from tidegate.consumer.mysql.tables import COLLATIONS, qualified
-from tidegate.consumer.target import Name
+from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal
 from tidegate.model.timestamp import physical_ms
 

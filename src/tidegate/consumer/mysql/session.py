@@ -19,7 +19,7 @@ import pymysql
 from pymysql.constants import CLIENT, CR, ER
 
 from tidegate.config.values import Secret, revealed
-from tidegate.consumer.target import TargetFailed
+from tidegate.consumer.applying.target import TargetFailed
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.tls import Tls

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tidegate.consumer.applying.target import Name, TableFailed
+from tidegate.consumer.engine.position import Position, SetAside
 from tidegate.consumer.mysql.ddl import begun_in, without_begun
 from tidegate.consumer.mysql.progress import Progress, TargetRecord
-from tidegate.consumer.position import Position, SetAside
-from tidegate.consumer.target import Name, TableFailed
 from tidegate.errors import InvalidInput
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.consumer.modify import Change
+from tidegate.consumer.applying.target import Name
 from tidegate.consumer.mysql.literals import quoted
 from tidegate.consumer.mysql.tables import qualified
-from tidegate.consumer.partitioning import Members
-from tidegate.consumer.target import Name
+from tidegate.consumer.table.modify import Change
+from tidegate.consumer.table.partitioning import Members
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.consumer.ddl_steps import Source
-from tidegate.consumer.definition import Definition, target_column
-from tidegate.consumer.modify import WIRE_TYPES
+from tidegate.consumer.ddl.ddl_steps import Source
 from tidegate.consumer.mysql.literals import MySqlValues, literals, quoted
+from tidegate.consumer.table.definition import Definition, target_column
+from tidegate.consumer.table.modify import WIRE_TYPES
 from tidegate.errors import Fatal
 from tidegate.model.schema import Column, Index, Kind, TableSchema
 from tidegate.tidb.table_info import every_column, table_schema

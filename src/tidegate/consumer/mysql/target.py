@@ -24,9 +24,12 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_steps, definition
-from tidegate.consumer.ddl_steps import Dropped
-from tidegate.consumer.definition import Definition
+from tidegate.consumer.applying.own_folder import mark_folder
+from tidegate.consumer.applying.stats import Stats
+from tidegate.consumer.applying.target import Name, NetChanges, Parted, TableFailed, TargetStatus, blaming
+from tidegate.consumer.ddl import ddl_steps
+from tidegate.consumer.ddl.ddl_steps import Dropped
+from tidegate.consumer.engine.position import Position, SetAside
 from tidegate.consumer.mysql import found, set_aside
 from tidegate.consumer.mysql.by_hand import MySqlByHand
 from tidegate.consumer.mysql.ddl import DdlRun, begun_in
@@ -37,11 +40,9 @@ from tidegate.consumer.mysql.parts import PartedLane, check_size, order
 from tidegate.consumer.mysql.progress import Progress, TargetRecord
 from tidegate.consumer.mysql.rendering import Statements, add_deletes, add_inserts, whole
 from tidegate.consumer.mysql.session import MySqlServer
-from tidegate.consumer.own_folder import mark_folder
-from tidegate.consumer.partition_spec import Transform
-from tidegate.consumer.position import Position, SetAside
-from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, NetChanges, Parted, TableFailed, TargetStatus, blaming
+from tidegate.consumer.table import definition
+from tidegate.consumer.table.definition import Definition
+from tidegate.consumer.table.partition_spec import Transform
 from tidegate.dispatcher.consistency import Visibility
 from tidegate.errors import Fatal, Retryable
 

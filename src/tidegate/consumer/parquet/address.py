@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tidegate.consumer.definition import Definition
-from tidegate.consumer.definition_files import DefinitionFiles
-from tidegate.consumer.directory_lock import OWN, directory_lock, lock_holder
-from tidegate.consumer.lake_target import LakeByHand
-from tidegate.consumer.own_folder import mark_folder
+from tidegate.consumer.applying.own_folder import mark_folder
+from tidegate.consumer.applying.target import Name, TargetStatus
+from tidegate.consumer.engine.position import Position
+from tidegate.consumer.lakehouse.definition_files import DefinitionFiles
+from tidegate.consumer.lakehouse.directory_lock import OWN, directory_lock, lock_holder
+from tidegate.consumer.lakehouse.lake_target import LakeByHand
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.parquet.manifests import ManifestChain
 from tidegate.consumer.parquet.target import LogTarget, check_root, tables_of
-from tidegate.consumer.partition_spec import Transform
-from tidegate.consumer.position import Position
-from tidegate.consumer.target import Name, TargetStatus
-from tidegate.consumer.upkeep import Upkeep
+from tidegate.consumer.table.definition import Definition
+from tidegate.consumer.table.partition_spec import Transform
 from tidegate.dispatcher.consistency import Visibility
 from tidegate.errors import InvalidInput, shown
 from tidegate.sink.lakehouse.object_store import ObjectStore

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.consumer import ddl_steps
-from tidegate.consumer.change_rows import check_columns
-from tidegate.consumer.ddl_steps import Step
-from tidegate.consumer.definition import Definition
-from tidegate.consumer.definition_files import DefinitionFiles
-from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name
+from tidegate.consumer.applying.change_rows import check_columns
+from tidegate.consumer.applying.stats import Stats
+from tidegate.consumer.applying.target import Name
+from tidegate.consumer.ddl import ddl_steps
+from tidegate.consumer.ddl.ddl_steps import Step
+from tidegate.consumer.lakehouse.definition_files import DefinitionFiles
+from tidegate.consumer.table.definition import Definition
 from tidegate.errors import InvalidInput
 from tidegate.sink.lakehouse.tables import table_path
 

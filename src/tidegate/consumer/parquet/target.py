@@ -29,12 +29,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.ddl_steps import Create, Dropped, Rewrite, Step
-from tidegate.consumer.definition import Definition
-from tidegate.consumer.definition_files import DefinitionFiles
-from tidegate.consumer.directory_lock import OWN
-from tidegate.consumer.lake_target import LakeValues
-from tidegate.consumer.net_effect import BagEffect
+from tidegate.consumer.applying.net_effect import BagEffect
+from tidegate.consumer.applying.stats import Stats
+from tidegate.consumer.applying.target import Name, NetChanges, Parted, TableFailed
+from tidegate.consumer.ddl.ddl_steps import Create, Dropped, Rewrite, Step
+from tidegate.consumer.engine.position import Position, SetAside
+from tidegate.consumer.lakehouse.definition_files import DefinitionFiles
+from tidegate.consumer.lakehouse.directory_lock import OWN
+from tidegate.consumer.lakehouse.lake_target import LakeValues
+from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.parquet.manifests import (
     ChangeFile,
     Commit,
@@ -47,10 +50,7 @@ from tidegate.consumer.parquet.manifests import (
 )
 from tidegate.consumer.parquet.steps import LogSteps, LogTable, in_log
 from tidegate.consumer.parquet.upkeep import DATA_FILE, LogUpkeep, data_file
-from tidegate.consumer.position import Position, SetAside
-from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, NetChanges, Parted, TableFailed
-from tidegate.consumer.upkeep import Upkeep
+from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse.own_tables import entries_of, listed
 from tidegate.sink.lakehouse.store import SNAPSHOTS, Store

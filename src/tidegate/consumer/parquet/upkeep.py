@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from tidegate.consumer.lakehouse.upkeep import GRACE_S, Upkeep
 from tidegate.consumer.parquet.manifests import ManifestChain
-from tidegate.consumer.upkeep import GRACE_S, Upkeep
 from tidegate.sink.lakehouse.store import Store
 
 DATA_FILE: Final = re.compile(r"(\d{20})-([0-9a-f]{12})-\d+\.(parquet|new)")

@@ -1,0 +1,6 @@
+"""From staged rows and DDLs to the verbs of a target.
+
+`target` (the verbs), `changes` (staged rows as changes), `net_effect` (many changes of a row to one),
+`parted` (tables that do not fit into memory), `apply` (rows and DDLs), `commit` (up to a named snapshot),
+`ddl_floors`, `bad_rows`, `stats`, `own_folder`.
+"""

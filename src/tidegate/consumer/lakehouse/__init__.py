@@ -1,0 +1,5 @@
+"""A directory of tables as a target: what Delta and Iceberg share.
+
+`lake` (the interface to a format), `lake_target` (the verbs), `lake_steps` (steps of DDLs), `journal` and
+`definition_files` (what is stored with the data), `directory_lock`, `upkeep` and `thinning` (what is kept).
+"""

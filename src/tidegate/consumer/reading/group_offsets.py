@@ -1,0 +1,128 @@
+"""Commits offsets of a Kafka consumer group, only so that tools that show lag see this consumer.
+
+    position of the newest snapshot  ->  offsets of the group, about once a second at most
+
+The position that the target stores is authoritative: nothing ever reads these offsets back. They are written
+after the snapshot, so they never run ahead of the target. After a crash, or if the broker refuses them, they
+stay behind it until the next snapshot.
+
+At most one request is under way, and the newest position replaces one that waits. A failure is reported once.
+
+A consumer client that reads nothing commits the offsets. The admin client has such a call too, but there
+librdkafka 2 may end the process if the group has no coordinator yet (`rd_kafka_enq_once_del_source_return`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from tidegate.consumer.engine.position import Position
+from tidegate.consumer.reading.source import Topic
+from tidegate.errors import Retryable, TidegateError
+from tidegate.sink.kafka.client import client_settings
+
+ANSWER_S: Final = 30.0
+"""Seconds after which an answer of the broker counts as missing."""
+PAUSE_S: Final = 10.0
+"""Seconds without requests after a failure."""
+CLOSE_S: Final = 3.0
+"""Seconds for which the end of a run waits for each of at most two requests."""
+POLL_S: Final = 0.05
+
+
+class FailureListener(Protocol):
+    """Gets reports of a failure, and of its end."""
+
+    def warn(self, error: TidegateError, /) -> None:
+        """A failure begins."""
+
+    def note(self, text: str, /) -> None:
+        """The failure is over."""
+
+
+class GroupOffsets:
+    """Writes the offsets of one group. Not thread-safe; only `close` blocks."""
+
+    def __init__(self, topic: Topic, group: str, listener: FailureListener) -> None:
+        self._topic, self._group, self._listener = topic, group, listener
+        self._client = Consumer(
+            client_settings(topic.uri, topic.config.sink.kafka_config)
+            | {"group.id": group, "enable.auto.commit": False, "on_commit": self._answered}
+        )
+        self._asked_at: float | None = None
+        """When the request under way was sent; None when there is none."""
+        self._answer: str | None = None
+        """The broker's refusal, or empty when it accepted; None while it has not answered."""
+        self._sent: dict[int, int] = {}
+        """The offset of each partition in the last request."""
+        self._not_before = 0.0
+        self._failing = False
+
+    def keep(self, position: Position, now: float) -> None:
+        """Call this every second with the newest snapshot's position; `now` is a monotonic time."""
+        self._look(now)
+        if self._asked_at is None and now >= self._not_before:
+            self._send(position, now)
+
+    def close(self, position: Position) -> None:
+        """Commit the newest position, and wait for the broker for a few seconds at most."""
+        self._wait()
+        if self._asked_at is None and not self._failing:
+            self._send(position, time.monotonic())
+            self._wait()
+
+    def _send(self, position: Position, now: float) -> None:
+        offsets = {number: part.offset for number, part in position.partitions.items()}
+        if not position.ts or offsets == self._sent:
+            return
+        places = [TopicPartition(*self._topic.place(number), offset) for number, offset in offsets.items()]
+        self._sent, self._asked_at, self._answer = offsets, now, None
+        try:
+            self._client.commit(offsets=places, asynchronous=True)
+        except KafkaException as error:
+            self._answer = error.args[0].str()
+
+    def _answered(self, error: KafkaError | None, places: list[Any]) -> None:
+        """Called by librdkafka, within `poll`, with the broker's answer."""
+        errors = [error, *(one.error for one in places or ())]
+        self._answer = next((one.str() for one in errors if one is not None), "")
+
+    def _wait(self) -> None:
+        until = time.monotonic() + CLOSE_S
+        while self._asked_at is not None and (now := time.monotonic()) < until:
+            self._look(now)
+            time.sleep(POLL_S if self._asked_at is not None else 0)
+
+    def _look(self, now: float) -> None:
+        """Take the broker's answer, if it has come."""
+        if self._asked_at is None:
+            return
+        self._client.poll(0)
+        if self._answer is None:
+            if now - self._asked_at > ANSWER_S:
+                self._failed("it does not answer", now)
+            return
+        self._asked_at = None
+        if self._answer:
+            self._failed(self._answer, now)
+        elif self._failing:
+            self._failing = False
+            self._listener.note(f"the offsets of group {self._group} are kept again")
+
+    def _failed(self, why: str, now: float) -> None:
+        """Report the first of several failures, and pause. The next request sends all offsets again."""
+        self._sent, self._asked_at, self._not_before = {}, None, now + PAUSE_S
+        if not self._failing:
+            self._failing = True
+            self._listener.warn(
+                Retryable(
+                    "the broker does not take the consumer group's offsets",
+                    where=f"group {self._group} at {self._topic.uri.bootstrap}",
+                    why=why,
+                    fix="give --group a name that no other consumer uses, and the user the right to it; the "
+                    "consumer continues, and lag tools show old offsets",
+                )
+            )
