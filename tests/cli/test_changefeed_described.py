@@ -26,9 +26,10 @@ def test_what_several_writers_of_a_table_cost_is_said(cuts: int) -> None:
 
 
 def test_a_reader_is_described_from_what_the_api_says_of_it() -> None:
-    feed_of_reader: Any = SimpleNamespace(
+    record = SimpleNamespace(
         config=SimpleNamespace(filter=SimpleNamespace(rules=["s.t"])), uri=reader_uri("typed", 3600, 8 << 20)
     )
+    feed_of_reader: Any = SimpleNamespace(record=record)
     progress: Any = SimpleNamespace(queried_ms=86_400_000, confirmed_ts=20, readable=40, kept=1 << 20)
     own: dict[str, Any] = defaultdict(int, spans=[], captures=[], initial_load=None)
     own["reader"] = reader_json(feed_of_reader, progress)
