@@ -82,7 +82,7 @@ cuts: setup ## files of a running event store cut, lost and mixed, 20 rounds: ma
 disks: setup ## a disk of 64 MB, filled and freed under a changefeed, 20 times: make disks ROUNDS=100
 	@$(PY) -m pytest tests/server/test_full_disk.py --disk-rounds $(or $(ROUNDS),20) --timeout 86400 $(PYTEST_ARGS)
 
-bench: setup ## the figures of the README, measured on this machine; BENCH_ARGS=--smoke only tries that it runs
+bench: setup ## parts a to e of benchmarks/README.md, measured on this machine; BENCH_ARGS=--smoke only tries that it runs
 	@$(PY) -m benchmarks.run $(BENCH_ARGS)
 
 docs: setup ## write the pages of docs/ that are made from code and recorded vectors

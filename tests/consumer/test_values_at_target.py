@@ -86,7 +86,7 @@ def test_a_full_quarantine_stops_the_consumer_before_the_row(
     monkeypatch.setattr(quarantine.Quarantine.__init__, "__defaults__", (300,))
     with pytest.raises(Fatal, match="quarantine is full") as caught:
         consume(topic(events), target, size=1)
-    assert "start the consumer again" in caught.value.fix
+    assert "restart the consumer" in caught.value.fix
     file = target / FOLDER / QUARANTINE
     file.rename(tmp_path / "kept")
     consume(topic(events), target, size=1)

@@ -98,7 +98,7 @@ def test_a_full_quarantine_is_refused_before_anything_is_written(tmp_path: Path)
     with pytest.raises(Fatal, match="full"):
         kept.append([other(2)])
     assert read(kept.path) == [other(1)]
-    assert "start the consumer again" in str(_refused(kept))
+    assert "restart the consumer" in str(_refused(kept))
 
 
 def _refused(kept: Quarantine) -> Fatal:

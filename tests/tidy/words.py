@@ -27,9 +27,9 @@ OPENINGS = re.compile(
 HEADING = re.compile(r"^##+ .*$", re.MULTILINE)
 """Also in the tools that write pages."""
 ALLOWED_FILE = Path(__file__).with_name("allowed_words.txt")
-PARTS = ("src", "tests", "benchmarks", "tools", "examples", "docs", "")
+PARTS = ("src", "tests", "benchmarks", "tools", "examples", "docs", "proto", "")
 """The folders, and "" for everything else."""
-TEXTS = (".py", ".md", ".txt", ".c", ".go", ".toml", ".ini", ".json", "")
+TEXTS = (".py", ".md", ".txt", ".c", ".go", ".toml", ".ini", ".json", ".proto", "")
 SKIPPED = (
     "tests/golden/*",  # recorded from TiDB and TiCDC
     "*/proto/*",  # generated

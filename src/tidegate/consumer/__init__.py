@@ -1,7 +1,8 @@
 """Kafka topics to a transactionally consistent downstream: one Spark application, or a plain process.
 
 At the top is what a user or the command line calls: `job` (the loop), `settings`, `targets`, `snapshots`
-(how to read Delta and Iceberg targets), `named_tables`, `peek`, `topic_check`, `comparison`, `replay`.
+(how to read Delta and Iceberg targets), `named_tables`, `peek`, `topic_check`, `comparison`, `replay`,
+`sql_text`.
 
 Rooms, in reading order: `running` (one run: its beginning, its rounds, its checks), `reading` (topics to
 staged rows), `engine` (what may be applied, and up to when), `selecting` (the user's rules), `applying`

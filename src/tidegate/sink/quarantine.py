@@ -66,7 +66,7 @@ class Quarantine:
                 where=str(self._path),
                 why=f"{count} more undecodable entries would pass {self._limit} bytes",
                 fix="look into it with `tidegate quarantine list`, move the file away, and resume the "
-                "changefeed or start the consumer again",
+                "changefeed or restart the consumer",
             )
         if size and os.pread(handle, 1, size - 1) != b"\n":
             event(LOG, logging.WARNING, "torn quarantine line ended", file=str(self._path), at_byte=size)

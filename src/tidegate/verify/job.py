@@ -147,10 +147,10 @@ class Verification:
         if int(sizes[window].sum()) <= self._bounds.window_rows:
             yield cuts.only(window)
             return
-        odd = self._differing_words(cuts.only(window))
+        differing = self._differing_words(cuts.only(window))
         step = max(self._bounds.window_rows // 2, 1)
-        for at in range(0, len(odd), step):
-            yield Cuts.around(odd[at : at + step])
+        for at in range(0, len(differing), step):
+            yield Cuts.around(differing[at : at + step])
 
     def _everything(self, handles: tuple[int, int] | None) -> Cuts:
         """The cuts to begin with: all words, or those of the integer keys in `handles`.

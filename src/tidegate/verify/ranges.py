@@ -197,8 +197,8 @@ def differing_words(here: tuple[U64s, U64s], there: tuple[U64s, U64s]) -> U64s:
     order = np.lexsort((marks, words))
     words, marks, balance = words[order], marks[order], balance[order]
     first = np.flatnonzero(np.append(True, (words[1:] != words[:-1]) | (marks[1:] != marks[:-1])))
-    odd = np.add.reduceat(balance, first) != 0
-    found: U64s = np.unique(words[first][odd])
+    differing = np.add.reduceat(balance, first) != 0
+    found: U64s = np.unique(words[first][differing])
     return found
 
 

@@ -107,7 +107,7 @@ class SetAsideTables:
                 f"more than {TABLES_MAX} tables would be set aside",
                 where=OPTION,
                 why="so many tables hardly fail for a cause of their own each",
-                fix=f"remove the cause and start the consumer again, without {OPTION}: then it stops at the "
+                fix=f"remove the cause and restart the consumer, without {OPTION}: then it stops at the "
                 "first table",
             )
 

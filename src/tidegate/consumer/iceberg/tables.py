@@ -170,7 +170,7 @@ class Tables:
             "the place of a table has one that is not the target's",
             where=f"{name[0]}.{name[1]} in the catalog of {self.root}",
             why=f"it does not carry the target's mark, the table property {MARK}",
-            fix="rename or drop it there and start the consumer again; it continues at its newest snapshot",
+            fix="rename or drop it there and restart the consumer; it continues at its newest snapshot",
         )
 
     # --- tables
@@ -326,7 +326,7 @@ class Tables:
             "somebody else has written a table of the target at the same time",
             where=f"{self.root / path}",
             why=why,
-            fix="end what else writes there, and start the consumer again at its newest snapshot",
+            fix="end what else writes there, and restart the consumer at its newest snapshot",
         )
 
     @contextmanager

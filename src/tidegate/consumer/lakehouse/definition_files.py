@@ -69,7 +69,7 @@ class DefinitionFiles:
             "no free number was found for a table's definition",
             where=f"{self._store.uri(DEFINITIONS)}, table {path}",
             why=f"{NUMBERS_MAX} numbers in a row were taken since the consumer has started",
-            fix="end what else writes there, and start the consumer again",
+            fix="end what else writes there, and restart the consumer",
         )
 
     def find(

@@ -136,7 +136,7 @@ def check_lengths(statements: Iterable[bytes], table: str, packet: int) -> None:
             where=f"table {table}",
             why=f"its statement has {longest} bytes, and the server's max_allowed_packet is {packet}",
             fix="raise max_allowed_packet at the target, with SET GLOBAL and in its configuration (at most "
-            "1 GiB), and start the consumer again",
+            "1 GiB), and restart the consumer",
         )
 
 

@@ -229,5 +229,5 @@ def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateEr
         "the target database refuses a statement",
         where=str(server),
         why=why,
-        fix="remove the cause that the database names, and start the consumer again",
+        fix="remove the cause that the database names, and restart the consumer",
     )

@@ -168,7 +168,7 @@ class LogTarget:
                 "the place of a table has a folder that is not the target's",
                 where=f"{self.store.uri(path)}: {listed(others)}",
                 why="a change log did not make these files",
-                fix="move it away and start the consumer again; it continues at its newest snapshot",
+                fix="move it away and restart the consumer; it continues at its newest snapshot",
             )
 
     # --- rows
@@ -205,7 +205,7 @@ class LogTarget:
                 "somebody else has written a file of the change log",
                 where=self.store.uri(key),
                 why="its name has the random word of this process",
-                fix="end the other writer, and start the consumer again",
+                fix="end the other writer, and restart the consumer",
             )
         with self._counting:
             self.stats.commits += 1

@@ -115,7 +115,7 @@ class OwnTables:
                 "the place of a table has a folder that is not the target's",
                 where=f"{self._store.uri(path)}: {listed(entries)}",
                 why=f"it does not carry the target's mark, the table property {MARK}",
-                fix="move it away and start the consumer again; it continues at its newest snapshot",
+                fix="move it away and restart the consumer; it continues at its newest snapshot",
             )
         try:
             with translated(self._store, path):
@@ -261,7 +261,7 @@ class OwnTables:
             "somebody else has written a table of the target at the same time",
             where=self._store.uri(path),
             why=f"version {version} is not this consumer's ({why})",
-            fix="end the other writer, and start the consumer again at its newest snapshot",
+            fix="end the other writer, and restart the consumer at its newest snapshot",
         )
 
 
