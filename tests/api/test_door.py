@@ -380,6 +380,9 @@ def test_a_command_shows_its_certificate(tmp_path: Path) -> None:
     try:
         with pytest.raises(Retryable, match="tidegate --ca CA --cert CERT --key KEY"):
             call(f"https://127.0.0.1:{server.port}", "GET", "/tso")
+        # In capital letters it is TLS too, and an unknown authority is refused before anything is sent.
+        with pytest.raises(Retryable, match="certificate verify failed"):
+            call(f"HTTPS://127.0.0.1:{server.port}", "GET", "/tso")
         with pytest.raises(Retryable, match="write https://HOST:PORT"):
             call(f"127.0.0.1:{server.port}", "GET", "/tso")
         authority.signed("admin").into(os.environ)

@@ -33,7 +33,8 @@ from tidegate.consumer.reading.source import Topic
 from tidegate.consumer.running.checks import check_set_aside
 from tidegate.consumer.running.gauges import Gauges
 from tidegate.consumer.running.status import Observation, status_of
-from tidegate.consumer.selecting.selection import Chosen
+from tidegate.consumer.selecting.rules import Rules
+from tidegate.consumer.selecting.selection import Chosen, Selection
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.workload.ddl import Action
@@ -279,11 +280,26 @@ def test_a_ddl_of_other_tables_is_left_as_it_is() -> None:
         (text(f"alter table {BAD.upper()} add column c int", BAD.upper()), []),
         (text(f"rename table {NEAR} to x, {BAD} to {NEAR}", NEAR), [NEAR, "x"]),
         (text(f"create table copy like {BAD}", "copy"), ["copy"]),
+        (text(f"alter table {NEAR} exchange partition p0 with table {BAD}", NEAR), [NEAR]),
+        (
+            text(f"alter table {BAD} exchange partition p0 with table `{NEAR}`", BAD),
+            [NEAR],
+        ),
         (of(Table(83, BAD).rename(300, "worse")), ["worse"]),
         (of(Table(84, "fine").rename(300, BAD)), ["fine"]),
         (of(Table(93, BAD).created(300)), []),
     ],
-    ids=["drop", "other case", "swap", "like", "renamed", "takes its name", "created again"],
+    ids=[
+        "drop",
+        "other case",
+        "swap",
+        "like",
+        "exchanged",
+        "exchanges",
+        "renamed",
+        "takes its name",
+        "created again",
+    ],
 )
 def test_a_ddl_that_names_a_set_aside_table_takes_others_with_it(chosen: Chosen, more: list[str]) -> None:
     tables = aside(BAD)
@@ -292,6 +308,36 @@ def test_a_ddl_that_names_a_set_aside_table_takes_others_with_it(chosen: Chosen,
     added = [one for one in tables.entries if one.table != BAD]
     assert sorted(one.table for one in added) == sorted(more)
     assert all(one.ts == 300 and BAD in one.why for one in added)
+
+
+@pytest.mark.parametrize(
+    ("query", "unclear"),
+    [
+        ("alter table a exchange partition p0 with table b", False),
+        ("alter table a add column c int", False),
+        ("alter table a add column c int; drop table b", True),
+        ("flashback table a to b", True),
+    ],
+)
+def test_no_table_is_blamed_for_a_text_that_may_name_others(query: str, unclear: bool) -> None:
+    assert set_aside.may_name_others(text(query, "a")) is unclear
+    assert not set_aside.may_name_others(of(Table(83, BAD).rename(300, "worse")))
+
+
+def test_rows_of_a_set_aside_table_are_left_out_before_the_rules_see_them() -> None:
+    """A rule may refuse them, for example because a column for deleted rows is taken."""
+    selection, pieces = Selection(Rules(include=("s.*",))), {("s", BAD): [object()]}
+    left: Any = selection.pieces(pieces, [], lambda name: name == ("s", BAD))  # type: ignore[dict-item]
+    assert left == {}
+
+
+def test_a_ddl_that_contradicts_a_partition_spec_is_its_tables_own_failure(tmp_path: Path) -> None:
+    selection = Selection(Rules(partition_by=(f"{SCHEMA}.*:region",)))
+    applier = applier_of(tmp_path, sets_aside=True, selection=selection)
+    with pytest.raises(TableFailed) as failed:
+        applier.ddl([message(Table(83, BAD).created(100))])
+    assert failed.value.names == ((SCHEMA, BAD),)
+    applier.target.close()
 
 
 @pytest.mark.parametrize("header", [True, False])

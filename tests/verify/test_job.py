@@ -23,14 +23,14 @@ from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 from tidegate.sink.lakehouse.tables import Lakehouse, table_path
 from tidegate.tables.catalogue import history_held, tables_at
 from tidegate.tikv.server import EmbeddedUpstream
-from tidegate.verify.job import Limits, Verdict, Verification
+from tidegate.verify.job import SearchLimits, Verdict, Verification
 from tidegate.verify.repair import apply
 from tidegate.verify.side import Shape
 
 pytestmark = pytest.mark.integration
 
 ROWS = 3000
-SMALL = Limits(ranges=16, range_rows=20, window_rows=150, window_marks=600)
+SMALL = SearchLimits(ranges=16, range_rows=20, window_rows=150, window_marks=600)
 Row = tuple[Any, ...]
 
 
@@ -81,7 +81,7 @@ class Pair:
         else:
             lake.publish(self.ts, named, "{}")
 
-    def search(self, name: str, bounds: Limits = SMALL, keys: tuple[int, int] | None = None) -> Verdict:
+    def search(self, name: str, bounds: SearchLimits = SMALL, keys: tuple[int, int] | None = None) -> Verdict:
         full = f"shop.{name}"
         found = tables_at(self.pd, self.ts, [full])[full]
         held = open_snapshot(self.root, self.ts).tables[full]
@@ -117,7 +117,7 @@ def test_planted_differences_are_named_and_nothing_else(pair: Pair) -> None:
     assert reported(by_key, "id") == {("changed", 5 - ROWS // 2), ("missing", 200), ("extra", 10_000)}
     assert by_key.differing_ranges <= 3
     assert not by_key.equal
-    assert pair.search("acc", Limits()).differences == by_key.differences
+    assert pair.search("acc", SearchLimits()).differences == by_key.differences
     assert [d.columns for d in by_key.differences if d.kind == "changed"] == [["n", "t"]]
     by_code = pair.search("codes")
     assert reported(by_code, "code") == {("changed", "c00005"), ("missing", "c01700"), ("extra", "c99999")}
@@ -133,9 +133,9 @@ def test_many_differences_are_named_all(pair: Pair) -> None:
     pair.fill(thin)
     gone = {name: sorted(rows)[::7] for name, rows in pair.rows.items()}
     assert reported(pair.search("acc"), "id") == {("missing", at) for at in gone["acc"]}
-    many = Limits(window_rows=150)
+    many = SearchLimits(window_rows=150)
     assert reported(pair.search("codes", many), "code") == {("missing", f"c{at:05d}") for at in gone["codes"]}
-    lacking = sum(len(d.source) - len(d.target) for d in pair.search("log", Limits()).differences)
+    lacking = sum(len(d.source) - len(d.target) for d in pair.search("log", SearchLimits()).differences)
     assert lacking == len(gone["log"])
 
 
@@ -144,7 +144,9 @@ def test_ranges_of_keys_bounds_and_what_cannot_be_compared(pair: Pair) -> None:
     assert reported(pair.search("acc", keys=(100, 300)), "id") == {("missing", 200)}
     assert pair.search("acc", keys=(-100, 100)).equal
     assert pair.search("acc", keys=(-100, 100)).source_rows == 200
-    few = pair.search("acc", Limits(ranges=16, range_rows=20, window_rows=2, window_marks=2, differences=1))
+    few = pair.search(
+        "acc", SearchLimits(ranges=16, range_rows=20, window_rows=2, window_marks=2, differences=1)
+    )
     assert (len(few.differences), few.complete, few.equal) == (1, False, False)
     with pytest.raises(InvalidInput, match=r"shop\.codes has no ranges of keys to choose from"):
         pair.search("codes", keys=(0, 1))

@@ -36,7 +36,7 @@ def call(
 
     base = server if "://" in server else f"http://{server}"
     token, tls = AccessToken.from_environment(), Tls.from_environment()
-    is_secure = base.startswith("https://")
+    is_secure = not base.lower().startswith("http://")  # httpx takes HTTPS:// too
     try:
         answer = httpx.request(
             method,

@@ -26,11 +26,20 @@ def take_back(
     """
     from tidegate.consumer.applying.set_aside import name_of
     from tidegate.consumer.lakehouse.upkeep import Upkeep
+    from tidegate.consumer.mysql.session import SCHEMES
     from tidegate.consumer.targets import DatabaseSettings, address_of
     from tidegate.errors import InvalidInput
 
     with reported():
         names = [name_of(table) for table in tables]
+        if target.partition("://")[0] not in SCHEMES:
+            # Before the target is opened: a prefix of a bucket cannot be opened without a takeover.
+            raise InvalidInput(
+                "a table of files cannot be taken back",
+                where=", ".join(tables),
+                why="nobody but the consumer can bring the missing rows into its files",
+                fix="begin a new target, for example with --include for these tables",
+            )
         address = address_of(target, Upkeep(), DatabaseSettings(name, folder))
         if holder := address.look().holder:
             raise InvalidInput(

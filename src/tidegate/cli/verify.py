@@ -56,7 +56,7 @@ def verify(
     from tidegate.consumer.snapshots import check_comparable, open_snapshot
     from tidegate.kvclient.pd import PdClient
     from tidegate.tables.catalogue import history_held, tables_at
-    from tidegate.verify.job import Limits, Verification
+    from tidegate.verify.job import SearchLimits, Verification
     from tidegate.verify.repair import check_repairable
     from tidegate.verify.side import Shape
 
@@ -75,7 +75,7 @@ def verify(
             with _spark(master) as spark:
                 for name, one in found.items():
                     held = snapshot.tables[name]
-                    search = Verification(spark, client, one, held, Limits(differences=most), chosen)
+                    search = Verification(spark, client, one, held, SearchLimits(differences=most), chosen)
                     outcomes.append(_outcome(search, held, repair))
     except TidegateError as error:
         print(error.render(), file=sys.stderr)

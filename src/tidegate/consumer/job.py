@@ -145,6 +145,7 @@ class Lives:
         self._entries: tuple[SetAside, ...] = ()
         """All tables that this run has set aside; a target that undoes has them only after a commit."""
         self._count = 0
+        self._group = GroupOffsets(topic, settings.group, listener) if settings.group else None
         self.consumer = self._next()
 
     def loop(self, fetcher: Fetcher) -> None:
@@ -169,8 +170,10 @@ class Lives:
         self._count += 1
         staging = self._staging / str(self._count)
         staging.mkdir()
+        # The rows that this run has set aside are in the file, from which the next consumer counts them.
+        self._target.stats.bad_rows = 0
         made = self._settings, self._topic, self._address, self._target, staging, self._stop, self._listener
-        return Consumer(*made, self._entries)
+        return Consumer(*made, self._group, self._entries)
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -196,9 +199,10 @@ class Consumer:
         staging: Path,
         stop: Callable[[], bool],
         listener: Listener,
+        group: GroupOffsets | None = None,
         aside: tuple[SetAside, ...] = (),
     ) -> None:
-        """`aside`: tables that are set aside besides those that the position has."""
+        """`group`: for lag tools. `aside`: tables that are set aside besides those that the position has."""
         self._settings, self._topic = settings, topic
         self._address, self._target = address, target
         self._stop, self._listener = stop, listener
@@ -220,7 +224,7 @@ class Consumer:
         self._ends: dict[int, int] = {}
         """The end of each partition, as the last round reported it."""
         self._status_writer = StatusWriter(address.folder, listener.warn, settings.rules.schema_changes)
-        self._group = GroupOffsets(topic, settings.group, listener) if settings.group else None
+        self._group = group
         beginning = Beginning(
             settings, topic, address, target, self._applier, self._offsets, self._attempts, listener
         )

@@ -4,8 +4,9 @@
     replication   Replication: the owner's work while the feed runs, incarnation after incarnation
     FeedLife      the task that runs the replication as the life in the record says
 
-The API, the reactor and housekeeping read the parts. A caller that starts, stops or changes the feed uses the
-commands here, because these keep the parts consistent. This class makes no decisions itself.
+The API, the reactor and housekeeping read the parts. A caller that starts, stops, pauses, resumes or updates
+the feed uses the commands here, because these involve several parts. A change that concerns one part, such as
+the number of partitions, is asked of that part. This class makes no decisions itself.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ ROUNDS_MAX: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SearchLimits:
     """The limits of one run."""
 
     ranges: int = 65_536
@@ -96,12 +96,12 @@ class Verification:
         pd: PdClient,
         at_source: SourceTable,
         at_target: TableSnapshot,
-        bounds: Limits | None = None,
+        bounds: SearchLimits | None = None,
         handles: tuple[int, int] | None = None,
     ) -> None:
         """`handles`: only rows with low <= integer key < end; InvalidInput if there is no such key."""
         self._spark, self._source, self._target = spark, at_source, at_target
-        self._bounds = bounds or Limits()
+        self._bounds = bounds or SearchLimits()
         table = at_source.parsed()
         self.name = table.name
         self.shape = Shape.of(table)

@@ -32,7 +32,7 @@ from tidegate.consumer.applying.ddl_floors import DdlFloors
 from tidegate.consumer.applying.net_effect import Changes, net_bag, net_effect
 from tidegate.consumer.applying.parted import PARTS_MAX, PartedTable
 from tidegate.consumer.applying.partition_checks import check_steps
-from tidegate.consumer.applying.set_aside import SetAsideTables, touched
+from tidegate.consumer.applying.set_aside import SetAsideTables, may_name_others, touched
 from tidegate.consumer.applying.target import Name, TableChanges, Target
 from tidegate.consumer.ddl import ddl_plan, ddl_steps, ddl_text_plan, schema_changes
 from tidegate.consumer.ddl.ddl_steps import REPEAT, Drop, Nothing, Step
@@ -112,7 +112,8 @@ class Applier:
         always applied whole, however large, because equal rows can be counted only together.
         """
         # First, because everything below uses the names at the target.
-        pieces = self.set_aside.without(self.selection.pieces(pieces, self.target.definitions.keys()))
+        held, aside = self.target.definitions.keys(), self.set_aside.has
+        pieces = self.set_aside.without(self.selection.pieces(pieces, held, aside))
         sizes = self._sizes_of(pieces)
         parts = self._parts(pieces, sizes)
         # Not computed here: the target calls them in its own threads, which also bounds how many tables are
@@ -217,17 +218,21 @@ class Applier:
             if chosen is None:
                 continue
             names = touched(chosen, by_text=by_sql)
+            if may_name_others(chosen) or (chosen.refusal is not None and self.selection.is_routed):
+                # Some of its tables, or their names at the target, are not known. A table that is not noted
+                # would be wrong without a trace, so the consumer stops.
+                names = ()
+            # A copy: the steps change the target's own definitions.
+            before = dict(self.target.definitions)
             with self.set_aside.blaming(names, chosen.message):
                 if self._schema_changes is SchemaChanges.IGNORE and chosen.refusal is None:
                     chosen = self._kept(chosen, message)
                 steps = self._planned(chosen)
                 # Before `intend`: a DDL that is refused must leave no trace at the target.
                 _refuse_if_needed(message, steps)
-            # A copy: the steps change the target's own definitions.
-            before = dict(self.target.definitions)
+                self._check_specs(steps, before, f"ts {message.ts}: {message.query[:200]}")
             # Files fail only as a whole here; a database may refuse a statement about one table.
             with self.set_aside.blaming(names if by_sql else (), chosen.message):
-                self._check_specs(steps, before, f"ts {message.ts}: {message.query[:200]}")
                 self.target.intend(chosen.message, steps)
                 for step in steps:
                     self.target.execute(step)
@@ -368,8 +373,9 @@ class Applier:
 
     def _execute_for_rows(self, name: Name, step: Step) -> None:
         """Execute a step that rows have shown to be needed."""
-        with self.set_aside.blaming([name] if self.target.replays_sql else []):
+        with self.set_aside.blaming([name]):
             self._check_specs([step], {}, "rows of the topic, which no DDL describes")
+        with self.set_aside.blaming([name] if self.target.replays_sql else []):
             self.target.execute(step)
 
     def _check_specs(self, steps: Sequence[Step], held: Mapping[Name, Definition], where: str) -> None:
@@ -378,7 +384,8 @@ class Applier:
     def _grown(self, known: Definition, segment: StagedRun) -> Definition | None:
         # By offset, `min_ts` is an offset and no ts, so the version stays that of the table's last DDL.
         version = segment.min_ts if self._clock is None else known.version
-        return definition.grown(known, segment.columns, version)
+        with self.set_aside.blaming([(known.schema, known.table)]):
+            return definition.grown(known, segment.columns, version)
 
 
 def _in_order(messages: Sequence[DdlMessage]) -> list[tuple[DdlEvent | None, DdlMessage]]:

@@ -137,8 +137,21 @@ def touched(chosen: Chosen, *, by_text: bool) -> tuple[Name, ...]:
     names = [(message.schema, message.table)]
     if event is not None and event.table:
         names += [(event.old_schema, event.old_table), (event.schema, event.table)]
-    names += [name for one in _statements(chosen, by_text=by_text) for name in sql_replay.tables(one)]
+    for one in _statements(chosen, by_text=by_text):
+        if not isinstance(one, sql_replay.Unknown):
+            names += sql_replay.tables(one)
+        elif event is None:
+            names += one.names
     return tuple(dict.fromkeys(name for name in names if name[1]))
+
+
+def may_name_others(chosen: Chosen) -> bool:
+    """Whether a DDL may change more tables than `touched` finds, because its text cannot be understood."""
+    if chosen.event is not None:
+        return False
+    return any(
+        isinstance(one, sql_replay.Unknown) and not one.names for one in _statements(chosen, by_text=True)
+    )
 
 
 def _copied(chosen: Chosen, *, by_text: bool) -> list[Name]:
@@ -147,12 +160,12 @@ def _copied(chosen: Chosen, *, by_text: bool) -> list[Name]:
     return [one.like for one in found if isinstance(one, sql_replay.CreateTable) and one.like is not None]
 
 
-def _statements(chosen: Chosen, *, by_text: bool) -> list[sql_replay.Replayed]:
+def _statements(chosen: Chosen, *, by_text: bool) -> list[sql_replay.Replayed | sql_replay.Unknown]:
     """The statements of a DDL, if its tables are known only from them, or if they may be run."""
     message = chosen.message
     queries = (chosen.queries or (message.query,)) if by_text or chosen.event is None else ()
     found = [sql_replay.read(query, message.schema) for query in queries]
-    return [one for one in found if not isinstance(one, sql_replay.Ignored | sql_replay.Unknown)]
+    return [one for one in found if not isinstance(one, sql_replay.Ignored)]
 
 
 def name_of(text: str) -> Name:

@@ -96,9 +96,10 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A statement that cannot be run on another database."""
+    """A statement that cannot be run on another database. `names`: its tables, if they are known."""
 
     why: str
+    names: tuple[Name, ...] = ()
 
 
 Replayed = CreateSchema | DropSchema | CreateTable | DropTables | Truncate | RenameTables | AlterTable
@@ -292,7 +293,9 @@ class _StatementReader:
             if keys[:2] == ["RENAME", "AS"]:
                 renamed = _StatementReader(self._sliced(one[2:]), self._schema)._name()
             elif keys[:2] == ["EXCHANGE", "PARTITION"]:
-                return Unknown("rows change places with another table without row events")
+                return Unknown(
+                    "rows change places with another table without row events", (name, *self._after_with(one))
+                )
             elif _is_left_out(one) or not (text := self._rendered(one, checks=keys[0] == "ADD")):
                 dropped = True
             else:
@@ -302,6 +305,13 @@ class _StatementReader:
                 "rows and columns are the same without it" if dropped else "only TiDB knows what it is about"
             )
         return AlterTable(name, ", ".join(changes), renamed)
+
+    def _after_with(self, one: Sequence[SqlToken]) -> tuple[Name, ...]:
+        """The table after WITH TABLE; empty if there is none."""
+        for at in range(len(one) - 2):
+            if (one[at].key, one[at + 1].key) == ("WITH", "TABLE"):
+                return (_StatementReader(self._sliced(one[at + 2 :]), self._schema)._name(),)
+        return ()
 
     # --- parts
 

@@ -210,7 +210,9 @@ class ManifestChain:
     def commits(self, after: int = 0) -> Iterator[Commit]:
         """The commits after a number, ascending, up to the newest. Reads merged manifests where they are."""
         ends = self._listed()
-        newest, at = max((last for _, last in ends), default=0), after
+        # A listing may miss the newest files; a manifest that this process has put is there.
+        known = self.newest.number if self.newest is not None else 0
+        newest, at = max(known, max((last for _, last in ends), default=0)), after
         while at < newest:
             covering = [(first, last) for first, last in ends if first <= at + 1 <= last]
             # The largest, so that few files are read.
@@ -288,6 +290,8 @@ class ManifestChain:
             covered = max((last for first, last in ends if last - first + 1 >= size), default=0)
             for last in range(covered + size, newest + 1, size):
                 commits = list(self._commits_between(last - size, last))
+                if len(commits) != size:
+                    return  # this listing misses some; the smaller manifests stay until a later round
                 body = {"format": FORMAT, "commits": [commit.to_json() for commit in commits]}
                 create_own(self._store, key_of(last - size + 1, last), orjson.dumps(body))
                 yield

@@ -10,7 +10,7 @@ it have been applied. `table_rules` says what the rules mean for a table, `selec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -104,6 +104,11 @@ class Selection:
         """The partition spec that the rules give a table, by its name at the target."""
         return self._rules.spec_at(name)
 
+    @property
+    def is_routed(self) -> bool:
+        """Whether tables may have other names at the target."""
+        return bool(self._rules.routes)
+
     def apart(self) -> Selection:
         """An independent copy, to ask about DDLs that may not be executed."""
         other = copy(self)
@@ -114,9 +119,14 @@ class Selection:
     # --- rows
 
     def pieces(
-        self, pieces: Mapping[Name, Sequence[StagedPiece]], held: Collection[Name]
+        self,
+        pieces: Mapping[Name, Sequence[StagedPiece]],
+        held: Collection[Name],
+        aside: Callable[[Name], bool] = lambda name: False,
     ) -> Mapping[Name, Sequence[StagedPiece]]:
         """The rows that are applied, by name at the target; `held`: the tables at the target.
+
+        `aside`: whether a table, by its name there, is left out.
 
         Raises Fatal if two tables would get one name, or a key would lose a column.
         """
@@ -125,7 +135,7 @@ class Selection:
         self._rules.forget(held)
         found = {}
         for source, part in pieces.items():
-            if self._rules.follows(*source):
+            if self._rules.follows(*source) and not aside(self._rules.target(source)):
                 name = self._rules.claim(source)
                 found[name] = [self._piece(piece, source, name) for piece in part]
         return found

@@ -12,7 +12,7 @@ ON_PARTITIONS: Final = ("CHECK", "OPTIMIZE", "REPAIR", "REBUILD", "TRUNCATE", "I
 """The words with which changes of named partitions begin."""
 
 
-class Change(NamedTuple):
+class AlterChange(NamedTuple):
     """A change of a table."""
 
     text: str
@@ -31,34 +31,34 @@ class PartitionChanges:
 
     # --- changes without others in the same statement ---------------------------------------------------
 
-    def single(self) -> Change | None:
+    def single(self) -> AlterChange | None:
         """A change that must be the only or the last one of a statement, if one comes next."""
         cursor = self._cursor
         if cursor.at("PARTITION", "BY"):
-            return Change(self._partitions.partition_by(), " ")
+            return AlterChange(self._partitions.partition_by(), " ")
         if cursor.take("REMOVE", "PARTITIONING"):
-            return Change("REMOVE PARTITIONING", " ")
+            return AlterChange("REMOVE PARTITIONING", " ")
         if cursor.take("REMOVE", "TTL"):
-            return Change("/*T![ttl] REMOVE TTL */")
+            return AlterChange("/*T![ttl] REMOVE TTL */")
         if cursor.take("REORGANIZE", "PARTITION"):
-            return Change(self._reorganize())
+            return AlterChange(self._reorganize())
         if cursor.at("SPLIT", "MAXVALUE"):
-            return Change(self._partitions.edge("SPLIT", "MAXVALUE"))
+            return AlterChange(self._partitions.edge("SPLIT", "MAXVALUE"))
         if cursor.at("MERGE", "FIRST"):
-            return Change(self._partitions.edge("MERGE", "FIRST"))
+            return AlterChange(self._partitions.edge("MERGE", "FIRST"))
         if cursor.take("PARTITION"):
             return self._one_partition(cursor.name())
         return None
 
-    def _one_partition(self, name: str) -> Change:
+    def _one_partition(self, name: str) -> AlterChange:
         if self._cursor.at("ATTRIBUTES"):
-            return Change(f"PARTITION {name} {self._options.attributes()}", stated=False)
+            return AlterChange(f"PARTITION {name} {self._options.attributes()}", stated=False)
         options: list[Option] = []
         while (option := self._options.partition_option()) is not None:
             options.append(option)
         placed = all(option.kind == "placement" for option in options)
         text = f"PARTITION {name} " + " ".join(option.text for option in options)
-        return Change(f"/*T![placement] {text} */", stated=not placed, only_placement=placed)
+        return AlterChange(f"/*T![placement] {text} */", stated=not placed, only_placement=placed)
 
     def _reorganize(self) -> str:
         cursor = self._cursor
@@ -74,7 +74,7 @@ class PartitionChanges:
 
     # --- changes separated by commas --------------------------------------------------------------------
 
-    def edge(self) -> Change | None:
+    def edge(self) -> AlterChange | None:
         """A change at the first or the last partition, if one comes next."""
         cursor = self._cursor
         if not cursor.at_any("FIRST", "LAST"):
@@ -82,8 +82,8 @@ class PartitionChanges:
         text = self._partitions.edge(cursor.token.key)
         if text.startswith("FIRST"):
             cursor.if_exists()
-            return Change(text)
-        return Change(text + self._binlog(" NO_WRITE_TO_BINLOG"))
+            return AlterChange(text)
+        return AlterChange(text + self._binlog(" NO_WRITE_TO_BINLOG"))
 
     def add(self) -> str:
         """The partitions that ADD PARTITION adds."""
@@ -115,12 +115,12 @@ class PartitionChanges:
         cursor.take("WITH", "VALIDATION")
         return text
 
-    def on_partitions(self) -> Change:
+    def on_partitions(self) -> AlterChange:
         """A change of partitions by their names, or of all."""
         cursor = self._cursor
         word = cursor.next().key
         if word in ("IMPORT", "DISCARD") and cursor.take("TABLESPACE"):
-            return Change(f"{word} TABLESPACE", " ")
+            return AlterChange(f"{word} TABLESPACE", " ")
         cursor.need("PARTITION")
         logged = word in ("OPTIMIZE", "REPAIR", "REBUILD")
         binlog = self._binlog("NO_WRITE_TO_BINLOG ") if logged else ""
@@ -129,4 +129,4 @@ class PartitionChanges:
         if word in ("IMPORT", "DISCARD"):
             cursor.need("TABLESPACE")
             text += " TABLESPACE"
-        return Change(text)
+        return AlterChange(text)

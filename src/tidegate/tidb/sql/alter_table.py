@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tidegate.tidb.sql.alter_partitions import ON_PARTITIONS, Change, PartitionChanges
+from tidegate.tidb.sql.alter_partitions import ON_PARTITIONS, AlterChange, PartitionChanges
 from tidegate.tidb.sql.columns import Columns
 from tidegate.tidb.sql.constraints import Constraints
 from tidegate.tidb.sql.cursor import Cursor
@@ -39,7 +39,7 @@ class AlterTable:
         """The whole statement, from the table on; empty if no part of it concerns a target."""
         cursor = self._cursor
         table = cursor.table_name()
-        changes: list[Change] = []
+        changes: list[AlterChange] = []
         while True:
             change = self._partitions.single() or self._change()
             if change is None:
@@ -58,7 +58,7 @@ class AlterTable:
             parts += [" " if index == 0 else change.apart, change.text]
         return "".join(parts)
 
-    def _change(self) -> Change | None:
+    def _change(self) -> AlterChange | None:
         cursor = self._cursor
         start = cursor.place
         options = self._options.table_options(commas=False)
@@ -79,36 +79,36 @@ class AlterTable:
         }
         if (read := readers.get(cursor.token.key)) is not None:
             text = read()
-            return Change(text) if text is not None else cursor.fail("a change of a table")
+            return AlterChange(text) if text is not None else cursor.fail("a change of a table")
         if cursor.at("ATTRIBUTES"):
-            return Change(self._options.attributes(), stated=False)
+            return AlterChange(self._options.attributes(), stated=False)
         if cursor.at_any(*ON_PARTITIONS):
             return self._partitions.on_partitions()
         return self._rare_change()
 
-    def _rare_change(self) -> Change | None:
+    def _rare_change(self) -> AlterChange | None:
         cursor = self._cursor
         if (edge := self._partitions.edge()) is not None:
             return edge
         if word := cursor.take_any(*_PLAIN):
-            return Change(word)
+            return AlterChange(word)
         if word := cursor.take_any("ENABLE", "DISABLE"):
             cursor.need("KEYS")
-            return Change(f"{word} KEYS")
+            return AlterChange(f"{word} KEYS")
         if word := cursor.take_any("WITH", "WITHOUT"):
             cursor.need("VALIDATION")
-            return Change(f"{word} VALIDATION")
+            return AlterChange(f"{word} VALIDATION")
         if cursor.take("READ"):
-            return Change(f"READ {cursor.need_any('WRITE', 'ONLY')}")
+            return AlterChange(f"READ {cursor.need_any('WRITE', 'ONLY')}")
         if cursor.take("FORCE"):
-            return Change("FORCE /* AlterTableForce is not supported */ ")
+            return AlterChange("FORCE /* AlterTableForce is not supported */ ")
         if cursor.take("LOCK"):
-            return Change(f"LOCK = {self._value_of(_LOCKS)}")
+            return AlterChange(f"LOCK = {self._value_of(_LOCKS)}")
         if cursor.take("ALGORITHM"):
-            return Change(f"ALGORITHM = {self._value_of(_ALGORITHMS)}")
+            return AlterChange(f"ALGORITHM = {self._value_of(_ALGORITHMS)}")
         if cursor.take("STATS_OPTIONS"):
             cursor.take_equals()
-            return Change(f"STATS_OPTIONS={cursor.take_any('DEFAULT') or cursor.plain_string()}")
+            return AlterChange(f"STATS_OPTIONS={cursor.take_any('DEFAULT') or cursor.plain_string()}")
         return None
 
     def _value_of(self, words: tuple[str, ...]) -> str:
@@ -252,11 +252,11 @@ class AlterTable:
         return f"{text}{kind}({', '.join(cursor.parenthesised(cursor.column_name))})"
 
 
-def _options_change(options: list[Option]) -> Change:
+def _options_change(options: list[Option]) -> AlterChange:
     """Options without a comma between them are one change."""
     if all(option.kind == "placement" for option in options):
-        return Change("", stated=False)
+        return AlterChange("", stated=False)
     kinds = [option.kind.partition(" ") for option in options]
     if [kind for kind, _, _ in kinds] == ["charset", "collate"]:
-        return Change(f"CHARACTER SET {kinds[0][2]} COLLATE {kinds[1][2]}")
-    return Change(" ".join(option.text for option in options))
+        return AlterChange(f"CHARACTER SET {kinds[0][2]} COLLATE {kinds[1][2]}")
+    return AlterChange(" ".join(option.text for option in options))
