@@ -94,7 +94,7 @@ class UpstreamServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Split(self, request, context):
-        """Orders to regions. What cannot be done answers INVALID_ARGUMENT with the reason.
+        """Orders to regions. One that cannot be done answers INVALID_ARGUMENT with the reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
