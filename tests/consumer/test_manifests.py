@@ -215,6 +215,17 @@ def test_a_merged_manifest_replaces_others_only_when_it_is_old(store: DiskStore)
     assert names(store) == ["1-1", "1-3", "4-6", "6-6"]
 
 
+def test_a_listing_that_lacks_the_newest_hides_nothing(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upkeep would take the files of these commits for those of a crash, and remove them."""
+    chain = begun(store)
+    add(chain, 4)
+    listed = store.names(CHANGES)
+    monkeypatch.setattr(DiskStore, "names", lambda *given: [name for name in listed if name < f"{5:020d}"])
+    assert named(chain) == [2, 3, 4, 5]
+
+
 def test_a_manifest_of_a_later_release_or_a_missing_one_ends_the_reader(store: DiskStore) -> None:
     chain = begun(store)
     add(chain, 3)
