@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
@@ -37,6 +37,7 @@ from tidegate.consumer.selecting.rules import Rules
 from tidegate.consumer.selecting.selection import Selection
 from tidegate.errors import Fatal
 from tidegate.model.timestamp import LOGICAL_BITS, compose
+from tidegate.sink.lakehouse import delta_commit
 from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES as DELTA_FILES
 from tidegate.workload.ddl import Action
 from tidegate.workload.definitions import ColumnSpec, column_info
@@ -461,3 +462,13 @@ def test_compaction_joins_files_within_their_partition(life: Life) -> None:
     assert sum(values["region"] == "many" for values, _ in files) == 1
     life.restart()
     assert life.spec() == "region"
+
+
+def test_an_overwritten_delta_table_has_the_partition_columns_it_is_given(tmp_path: Path) -> None:
+    """Also none: a table is made again under another rule, or after the rule has gone."""
+    rows = pa.table({"id": [1, 2], "region": ["a", "b"]})
+    write_deltalake(tmp_path, rows, partition_by=["region"])
+    for columns in ([], ["id"]):
+        delta_commit.overwrite(DeltaTable(tmp_path), rows.to_reader(), columns)
+        assert DeltaTable(tmp_path).metadata().partition_columns == columns
+        assert DeltaTable(tmp_path).to_pyarrow_table().sort_by("id").select(rows.column_names) == rows
