@@ -156,7 +156,7 @@ def test_delta_refuses_transforms_and_says_what_to_write(tmp_path: Path) -> None
 
 
 def test_a_database_refuses_the_option() -> None:
-    with pytest.raises(InvalidInput, match="for targets of files"):
+    with pytest.raises(InvalidInput, match="for tables of files"):
         run(settings("mysql://writer@127.0.0.1:1/", "shop.*:region"))
 
 

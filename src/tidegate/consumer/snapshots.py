@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from tidegate.consumer.selecting.rules import IGNORING, SOFT_DELETE
-from tidegate.errors import InvalidInput, shown
+from tidegate.errors import Fatal, InvalidInput, shown
 from tidegate.sink.lakehouse.object_store import SCHEME as BUCKETS
 from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
 from tidegate.sink.lakehouse.store import SNAPSHOTS
@@ -82,11 +82,32 @@ class TableSnapshot:
         ddl = spark_schema(schema)
         if not files:
             return spark.createDataFrame([], ddl)
-        if not self.partition_columns:
+        columns = self.partition_columns
+        if not columns:
             return spark.read.schema(ddl).parquet(*files)
-        # Spark takes the values from the names of the folders below this path, and puts the columns last.
-        rows = spark.read.schema(ddl).option("basePath", str(self.directory)).parquet(*files)
-        return rows.select(*(rows[f"`{name.replace('`', '``')}`"] for name in schema.names))
+        return self._partitioned(spark, files, schema, columns)
+
+    def _partitioned(
+        self, spark: SparkSession, files: list[str], schema: pa.Schema, columns: list[str]
+    ) -> DataFrame:
+        from pyspark.sql.functions import broadcast, col
+
+        stored = pa.schema([field for field in schema if field.name not in columns])
+        values = pa.schema([pa.field(_FILE, pa.string()), *(schema.field(name) for name in columns)])
+        # Not from the names of the folders: Spark takes each byte of an encoded name for a character.
+        known = self._lake.partition_values(self._path, self.version)
+        if len(known) != len(files):
+            raise Fatal(
+                "two data files of a table have one name",
+                where=f"{self.path}, version {self.version}",
+                why="Spark gets the values of partition columns by the names of files",
+                fix="read the table with `dataset()` or `to_arrow()`, and report this",
+            )
+        lines = [(name, *(held[one] for one in columns)) for name, held in known.items()]
+        rows = spark.read.schema(spark_schema(stored)).parquet(*files)
+        rows = rows.withColumn(_FILE, col("_metadata.file_name"))
+        whole = rows.join(broadcast(spark.createDataFrame(lines, spark_schema(values))), _FILE)
+        return whole.select(*(whole[f"`{name.replace('`', '``')}`"] for name in schema.names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +212,7 @@ _REFUSED: Final[Mapping[str, str]] = {
 }
 """By the scheme up to its plus sign, why a target is no directory of Delta tables."""
 
+_FILE: Final = "_tidegate_file"
 _SPARK_TYPES: Mapping[Any, str] = {
     pa.int8(): "tinyint",
     pa.int16(): "smallint",

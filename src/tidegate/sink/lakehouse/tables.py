@@ -24,7 +24,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -36,7 +36,7 @@ from tidegate.model.path_part import path_part
 from tidegate.sink.lakehouse import delta_commit
 from tidegate.sink.lakehouse.delta_commit import MARK, configuration
 from tidegate.sink.lakehouse.own_tables import OwnTables, entries_of, files_of, listed
-from tidegate.sink.lakehouse.partition_values import check_rows, columns_of, files_of_fullest
+from tidegate.sink.lakehouse.partition_values import check_rows, columns_of, files_of_fullest, values_of
 from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES, SnapshotRow
 from tidegate.sink.lakehouse.snapshot_table import SnapshotTable
 from tidegate.sink.lakehouse.store import OWN, SNAPSHOTS, DiskStore, Store, store_of, translated
@@ -235,6 +235,11 @@ class Lakehouse:
                 fix="read the table with `dataset()` or `to_arrow()`, or open it as the Delta table it is",
             )
         return local
+
+    def partition_values(self, path: str, version: int | None = None) -> dict[str, dict[str, Any]]:
+        """The values of the partition columns by the name of a data file, which is its own in the table."""
+        found = values_of(self._tables.open(path, version))
+        return {unquote(name).rpartition("/")[2]: values for name, values in found.items()}
 
     def read(self, path: str, version: int | None = None, columns: list[str] | None = None) -> pa.Table:
         """A table's rows at a version."""
