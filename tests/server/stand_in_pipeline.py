@@ -44,7 +44,9 @@ def append(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The whole lines: a long write that is under way may show its beginning."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def partitions_of(lines: list[dict[str, Any]], instance: str) -> int:
