@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.test_usage import used
 from tests.consumer.memory_topic import consume, consume_into
+from tests.consumer.mysql.reading import forget
 from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
 from tests.consumer.topics import Event
 from tests.pipeline.test_integrity import SealedFeed, checked
@@ -326,18 +327,12 @@ def test_apply_is_refused_and_says_what_to_do_instead(tmp_path: Path) -> None:
 def database(mariadb: MySqlServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MySqlAddress]:
     """A consumer whose rows of element 9 are in quarantine, and whose table knows it by now."""
     name = request.node.name[:60]
-    connection = mariadb.connect()
-    with connection.cursor() as cursor:
-        cursor.execute("DROP DATABASE IF EXISTS shop")
+    forget(mariadb, name, "shop")
     address = MySqlAddress(mariadb, name, tmp_path / "own")
     with address.opened() as target:
         consume_into(topic(GROWN), Applier(target, address.folder), tmp_path / "staging")
     yield address
-    with connection.cursor() as cursor:
-        cursor.execute("DROP DATABASE IF EXISTS shop")
-        cursor.execute("DELETE FROM tidegate.definitions WHERE consumer=%s", (name,))
-        cursor.execute("DELETE FROM tidegate.progress WHERE consumer=%s", (name,))
-    connection.close()
+    forget(mariadb, name, "shop")
 
 
 @pytest.mark.integration
