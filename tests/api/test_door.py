@@ -394,6 +394,27 @@ def test_a_command_shows_its_certificate(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_an_answer_does_not_wait_for_an_acknowledgement() -> None:
+    """Otherwise each request of a connection that is kept open takes 40 ms."""
+    listener, found = listen("127.0.0.1:0"), list[int]()
+
+    def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted = writer.get_extra_info("socket")
+        found.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async def connect() -> None:
+        server = await asyncio.start_server(note, sock=listener)
+        reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        await reader.read()
+        writer.close()
+        server.close()
+
+    asyncio.run(connect())
+    assert found
+    assert all(found)
+
+
 def test_plain_http_reads_no_certificates(
     serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
