@@ -10,16 +10,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tools.processes import descendants
 
 from tests.consumer import plain_log
+from tests.consumer.each_target import AtDelta
 from tests.consumer.logs import differences, snapshots
 from tests.consumer.test_apply import TOTAL, bank_sums
 from tests.consumer.test_job import LINE, PATIENCE_S, bank_messages
-from tests.consumer.topics import publish
+from tests.consumer.test_set_aside import BEGINNING, at_end, history
+from tests.consumer.topics import messages_of, publish
 from tidegate.codec.base import Batch
 from tidegate.codec.decode import decoder
 from tidegate.codec.registry import codec_options
@@ -193,3 +196,21 @@ def test_a_round_through_the_jvm_is_bounded_and_every_range_gets_its_turn(
     assert {one.partition for round_ in asked for one in round_} == set(range(len(ranges)))
     for round_ in asked:
         assert sum(one.max_bytes for one in round_) <= APART_BYTES
+
+
+def test_a_run_that_sets_a_table_aside_continues_with_the_others(
+    kafka: str, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """The consumer that failed has cancelled the workers; the next one of the run needs them again."""
+    topic, target, warnings = new_topic(2), tmp_path / "target", list[TidegateError]()
+    options = codec_options({"protocol": "open-protocol"})
+    publish(kafka, topic, messages_of(history(silently=True), options, 2))
+    source = f"kafka://{kafka}/{topic}?protocol=open-protocol"
+    settings = Settings(source, target, until=210, commit_s=0.05, master="workers[1]", set_aside=True)
+    assert run(replace(settings, until=BEGINNING), lambda: False).set_aside == 0
+    end = run(settings, lambda: False, Listener(warn=warnings.append))
+    assert (end.ts, end.set_aside) == (210, 2)
+    position = AtDelta(target).address().look().position
+    assert position is not None
+    at_end(AtDelta(target), position)
+    assert any("is set aside after ts" in one.what for one in warnings)
