@@ -71,6 +71,9 @@ def test_any_mix_of_moves_is_answered_as_a_plain_dictionary_does(seed: int, span
                     gone.append(mark)
         least = [min((ts for n, ts in plain.values() if n == s), default=timestamp.MAX) for s in range(spans)]
         assert frontier.minima(spans).tolist() == least
+        limit = random.randint(1, 70)
+        below = [{mark for mark, (n, ts) in plain.items() if n == s and ts < limit} for s in range(spans)]
+        assert [set(frontier.below(s, limit).tolist()) for s in range(spans)] == below
 
 
 def test_a_batch_for_a_released_mark_does_not_move_the_mark_in_its_place() -> None:

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -16,12 +17,15 @@ from tidegate.config.values import TXN_MODE
 from tidegate.eventstore import store_view
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.lock_resolver import LiveTransactions
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_request import RegionRequester
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
+from tidegate.model import timestamp
 from tidegate.model.span import Span, span_id
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
+from tidegate.puller import lock_cleaner
 from tidegate.puller.lock_cleaner import REST_ROUNDS, Behind, Rests, Stuck, clean
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
@@ -71,6 +75,32 @@ def test_a_range_whose_locks_live_is_asked_for_them_seldom() -> None:
             assert rests.take(other)
     assert taken == [0, REST_ROUNDS, 2 * REST_ROUNDS]
     assert list(rests._looked) == [one], "what has rested is forgotten"
+
+
+def test_a_round_asks_for_few_ranges_without_locks_and_all_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A span of 100,000 regions that is being opened must not cost a request for each of them."""
+    ranges = [Span(b"%04d" % number, b"%04d" % (number + 1)) for number in range(300)]
+    held_up = {ranges[number] for number in range(0, 200, 2)}
+    asked: list[Span] = []
+
+    def resolved(_pd: PdClient, bounds: Span, _target: int, _now: int) -> LiveTransactions:
+        asked.append(bounds)
+        return LiveTransactions(seen=3 if bounds in held_up else 0)
+
+    monkeypatch.setattr(lock_cleaner, "_resolve", resolved)
+    now = timestamp.compose(1_000_000)
+    behind = [Behind(bounds, at, lambda: None) for at, bounds in enumerate(ranges)]
+    random.Random(4).shuffle(behind)
+    rests = Rests()
+    pd = cast(PdClient, None)
+    lock_cleaner._unstick(pd, Stuck(0, lambda _: behind), now, rests, threading.Event())
+    assert asked == ranges[: 2 * lock_cleaner.FRUITLESS_MAX], (
+        "the lowest first; locks that are found are free"
+    )
+    rests.next_round()
+    lock_cleaner._unstick(pd, Stuck(0, lambda _: behind), now, rests, threading.Event())
+    assert asked == ranges[: len(asked)], "the next round asks for the next ranges"
+    assert len(asked) > 2 * lock_cleaner.FRUITLESS_MAX
 
 
 @pytest.mark.integration

@@ -101,6 +101,16 @@ class Frontier:
             return self._least[:spans].copy()
         return np.concatenate([self._least, np.full(spans - known, k.FREE, dtype=np.uint64)])
 
+    def below(self, span: int, ts: Timestamp) -> npt.NDArray[np.int64]:
+        """The marks of a span below `ts`."""
+        chunks, limit = self._chunks[: self._chunk_count, k.K_SPAN], np.uint64(ts)
+        # Most chunks have no such mark, and their minimum says so. The places of an idle chunk are FREE.
+        slow = (chunks == span) & (self._chunk_least[: self._chunk_count] < limit)
+        if not slow.any():
+            return np.empty(0, np.int64)
+        places = np.flatnonzero(slow[self._chunk_of[: self._places]] & (self._ts[: self._places] < limit))
+        return self._serials[places] << 32 | places
+
     def _place(self, mark: int) -> int:
         place = mark & _PLACE
         assert self._serials[place] == mark >> 32, "the mark was released"

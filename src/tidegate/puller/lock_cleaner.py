@@ -33,6 +33,10 @@ REST_ROUNDS: Final = 5
 """A range is checked once in this many rounds. A round is half of STUCK_S, so a range with live locks is
 checked every 10 s at most."""
 
+FRUITLESS_MAX: Final = 64
+"""A round ends for a span after it has checked this many ranges without a lock. So a span of 100,000 regions
+whose marks come late, or that is only being opened, does not cost a request for each region."""
+
 
 class Behind(NamedTuple):
     """A live range whose resolved ts is `resolved`; `alive` is called if a live lock holds it back."""
@@ -91,13 +95,16 @@ def _unstick(pd: PdClient, span: Stuck, now: Timestamp, rests: Rests, closing: t
     if timestamp.physical_ms(now) - timestamp.physical_ms(span.resolved) < STUCK_S * 1000:
         return
     target = min(now, span.resolved + timestamp.compose(int(STUCK_S * 1000)))
-    for bounds, resolved, alive in span.behind(target):
-        if closing.is_set():
+    fruitless = 0
+    # The lowest first, because it alone decides the span's resolved ts.
+    for bounds, resolved, alive in sorted(span.behind(target), key=lambda each: each.resolved):
+        if closing.is_set() or fruitless == FRUITLESS_MAX:
             return
         if rests.take(bounds):
-            oldest = _resolve(pd, bounds, target, now).oldest
+            found = _resolve(pd, bounds, target, now)
+            fruitless += not found.seen
             # A resolved ts stops at the oldest lock of its region, so this lock explains it.
-            if 0 < oldest <= resolved:
+            if 0 < found.oldest <= resolved:
                 alive()
 
 

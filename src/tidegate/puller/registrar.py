@@ -126,7 +126,8 @@ class Registrar:
                 watched_span.regions[region.id] += 1
                 one = RegionFeed(locked, region, task.history, self._random)
                 registered = RegisteredRange(watched_span, one, stream, mark, request_id, resolved)
-                watched_span.feeds.add(registered)
+                watched_span.feeds[mark] = registered
+                watched_span.scanning.add(registered)
                 self.admission.wait(store_id, registered, self._urgency.is_urgent(resolved))
                 self._admit(store_id)
             case Stale(rest):
@@ -209,6 +210,8 @@ class Registrar:
         """Apply an event to a range's state machine. Raises the error of `Stop`, which ends the puller."""
         fresh = False
         effects = registered.feed.step(event)
+        # Whatever the event is, the scan has ended, or failed and will be another registration's.
+        registered.watched_span.scanning.discard(registered)
         if isinstance(event, feed.Initialized):
             # From here on silence means that the resolved ts does not rise, so it is measured from zero.
             registered.moved_at = 0.0
@@ -244,7 +247,8 @@ class Registrar:
         if registered.registration is not None:
             registered.stream.matcher.stop(registered.registration)
             del self.registered[registered.registration]
-        registered.watched_span.feeds.discard(registered)
+        registered.watched_span.feeds.pop(registered.mark, None)
+        registered.watched_span.scanning.discard(registered)
         # After `stop`: rows that still arrive must not be added to a range that another registration may
         # lock.
         self._spans.unlock(registered)
@@ -257,7 +261,7 @@ class Registrar:
 
     def release_all(self, watched_span: WatchedSpan) -> None:
         """Unlock all ranges of a span, and ask the stores to end their registrations."""
-        for registered in list(watched_span.feeds):
+        for registered in list(watched_span.feeds.values()):
             self.release(registered)
         for stream in self.streams.values():
             for request_id in watched_span.request_ids:

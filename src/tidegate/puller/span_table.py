@@ -132,6 +132,11 @@ class SpanTable:
             minima = self._frontier.minima(len(self._spans)).tolist()
         return [(watched_span, minima[watched_span.number]) for watched_span in spans]
 
+    def below(self, watched_span: WatchedSpan, ts: Timestamp) -> list[int]:
+        """The marks of a span below `ts`: of locked ranges, and that of the free ranges if one is below."""
+        with self._state:
+            return self._frontier.below(watched_span.number, ts).tolist()  # type: ignore[no-any-return]
+
     def at(self, ranges: Iterable[RegisteredRange]) -> list[tuple[RegisteredRange, Timestamp]]:
         """The resolved ts of locked ranges."""
         with self._state:
@@ -140,5 +145,5 @@ class SpanTable:
     def ranges(self, watched_span: WatchedSpan) -> list[tuple[Span, Timestamp]]:
         """The resolved ts of each part of a span, in key order."""
         with self._state:
-            registered = [(h.feed.bounds, self._frontier.at(h.mark)) for h in watched_span.feeds]
+            registered = [(h.feed.bounds, self._frontier.at(h.mark)) for h in watched_span.feeds.values()]
             return sorted([*registered, *watched_span.lock.free])

@@ -29,7 +29,8 @@ class StuckSpans:
 
     def _behind(self, watched_span: WatchedSpan, target: Timestamp) -> list[Behind]:
         """The live ranges of a span whose resolved ts is below `target`."""
-        live = [held for held in list(watched_span.feeds) if held.feed.state is State.LIVE]
+        found = [watched_span.feeds.get(mark) for mark in self._spans.below(watched_span, target)]
+        live = [held for held in found if held is not None and held.feed.state is State.LIVE]
         return [
             Behind(held.feed.bounds, ts, partial(self._lock_lives, held))
             for held, ts in self._spans.at(live)

@@ -181,6 +181,10 @@ class Upkeep:
         for watched_span in spans:
             if not watched_span.records or watched_span.paused or watched_span.changes.resolved >= limit:
                 continue
+            # Before any range is listed: while a span of 100,000 regions opens, nearly all of them are
+            # behind, and each list of them would stop the streams for a tenth of a second.
+            if len(self._spans.below(watched_span, limit)) > BEHIND_MAX + 1:
+                continue
             ranges = self._spans.ranges(watched_span)
             near = [ts for _, ts in ranges if ts >= limit]
             # If many ranges are behind, readers wait anyway, and each pass would write a manifest for

@@ -15,7 +15,7 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.match.matched import Registration
 from tidegate.puller.range_lock import RangeLock
-from tidegate.puller.region_feed import History, Reason, RegionFeed, State
+from tidegate.puller.region_feed import History, Reason, RegionFeed
 from tidegate.puller.store_protocol import SpanChanges
 
 
@@ -42,7 +42,10 @@ class WatchedSpan:
     rows: int = 0
     bytes: int = 0
     moved_at: float = 0.0
-    feeds: set[RegisteredRange] = field(default_factory=set)
+    feeds: dict[int, RegisteredRange] = field(default_factory=dict)
+    """The locked ranges by their mark."""
+    scanning: set[RegisteredRange] = field(default_factory=set)
+    """Those of `feeds` whose incremental scan has not ended, or not begun."""
     request_ids: set[int] = field(default_factory=set)
     regions: Counter[int] = field(default_factory=Counter)
     """The number of registrations by region id: a second one in a region needs its own request id."""
@@ -50,7 +53,7 @@ class WatchedSpan:
 
     def status(self, kv_mode: str, waiting: str) -> SpanStatus:
         """The span's status. `waiting`: why the puller takes no rows in; empty if it does."""
-        scanning = sum(1 for h in list(self.feeds) if h.feed.state is State.SCANNING)
+        scanning = len(self.scanning)
         holes = self.lock.holes
         waiting = waiting or self.refused
         waiting = waiting or (f"{holes} ranges without a region" if holes else "")

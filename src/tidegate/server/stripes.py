@@ -75,7 +75,10 @@ def ids_of(task: SpanTask) -> list[int]:
     if not task.wanted:
         return [task.physical_id]
     first = keys.stripe_ids(task.span).start
-    return [first + i for i in range(task.wanted.bit_length()) if task.wanted >> i & 1]
+    # As bytes, because shifting a number of some thousand bits once for each of them took 0.1 s for 100,000
+    # tables.
+    wanted = np.frombuffer(task.wanted.to_bytes(-(-task.wanted.bit_length() // 8), "little"), np.uint8)
+    return (np.flatnonzero(np.unpackbits(wanted, bitorder="little")) + first).tolist()  # type: ignore[no-any-return]
 
 
 def table_task(physical_id: int, start_ts: int) -> SpanTask:

@@ -78,6 +78,11 @@ def test_pd_answers_for_regions_and_stores(cluster: EmbeddedUpstream) -> None:
     ranges = [pdpb_pb2.KeyRange(start_key=b"", end_key=keys.encode(b"e"))]
     batch = wire.pd.BatchScanRegions(pdpb_pb2.BatchScanRegionsRequest(ranges=ranges))
     assert [each.region.id for each in batch.regions] == [low.id, second.id]
+    ranges.append(pdpb_pb2.KeyRange(start_key=keys.encode(b"e"), end_key=b""))
+    every = [each.id for each in cluster.regions.all]
+    for limit, ids in ((1, [low.id]), (3, [low.id, second.id, third.id]), (9, every)):
+        some = wire.pd.BatchScanRegions(pdpb_pb2.BatchScanRegionsRequest(ranges=ranges, limit=limit))
+        assert [each.region.id for each in some.regions] == ids
 
 
 def test_a_clients_split_request_reaches_the_leader_only(cluster: EmbeddedUpstream) -> None:

@@ -75,9 +75,11 @@ class PdRegions:
     def batch_scan(self, ranges: Sequence[pb.KeyRange], limit: int) -> pb.BatchScanRegionsResponse:
         """Regions that overlap any of the ascending ranges, each once."""
         view = self.view
-        found = {
-            each.id: each for wanted in ranges for each in view.scan(wanted.start_key, wanted.end_key, 0)
-        }
+        found: dict[int, Region] = {}
+        for wanted in ranges:
+            found |= {each.id: each for each in view.scan(wanted.start_key, wanted.end_key, limit)}
+            if 0 < limit <= len(found):
+                break
         listed = list(found.values())[: limit if limit > 0 else None]
         return pb.BatchScanRegionsResponse(
             header=self._header, regions=[self._with_leader(each) for each in listed]
