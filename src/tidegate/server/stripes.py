@@ -78,7 +78,7 @@ def ids_of(task: SpanTask) -> list[int]:
     # As bytes, because shifting a number of some thousand bits once for each of them took 0.1 s for 100,000
     # tables.
     wanted = np.frombuffer(task.wanted.to_bytes(-(-task.wanted.bit_length() // 8), "little"), np.uint8)
-    return (np.flatnonzero(np.unpackbits(wanted, bitorder="little")) + first).tolist()  # type: ignore[no-any-return]
+    return (np.flatnonzero(np.unpackbits(wanted, bitorder="little")) + first).tolist()
 
 
 def table_task(physical_id: int, start_ts: int) -> SpanTask:
