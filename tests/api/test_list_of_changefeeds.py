@@ -27,8 +27,9 @@ from tidegate.server.capture import Capture, Options
 from tidegate.server.feed import Feed
 from tidegate.server.feed_plan import Paths
 from tidegate.server.feeds import Feeds
-from tidegate.server.node import Captured, Node
+from tidegate.server.node import Node
 from tidegate.server.readers import Readers
+from tidegate.server.spans import Captured
 
 URI = "kafka://127.0.0.1:9092/t?protocol=open-protocol"
 

@@ -33,9 +33,9 @@ from tidegate.server import held_history
 from tidegate.server.feed_plan import Paths
 from tidegate.server.feeds import Feeds
 from tidegate.server.metadata_sqlite import SqliteMetadata
-from tidegate.server.node import WRITE_MAX, Captured, Node
+from tidegate.server.node import WRITE_MAX, Node
 from tidegate.server.ownership import check_format, take_ownership
-from tidegate.server.spans import SpanRegistry
+from tidegate.server.spans import Captured, SpanRegistry
 
 CLUSTER, CAPTURE = 7, "here"
 EVERYTHING = Span(b"", b"")

@@ -30,8 +30,8 @@ from tidegate.model.timestamp import readable
 from tidegate.server.feed import Feed
 from tidegate.server.feeds import Feeds
 from tidegate.server.new_feed import Refused
-from tidegate.server.node import Captured, Node
-from tidegate.server.spans import OwnerOf
+from tidegate.server.node import Node
+from tidegate.server.spans import Captured, OwnerOf
 from tidegate.server.unreadable import UnreadableFeed
 
 LOG: Final = logging.getLogger(__name__)

@@ -38,29 +38,18 @@ from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.server.application import Application
-from tidegate.server.catalogues import Catalogues
 from tidegate.server.commits import Commits
 from tidegate.server.feed_plan import Paths
 from tidegate.server.message_router import MessageRouter
 from tidegate.server.owner_sink import OpenSink
 from tidegate.server.pulse import Pulse
 from tidegate.server.recorder import Follow, follow_nothing
-from tidegate.server.spans import SpanRegistry
+from tidegate.server.spans import Captured
 
 KEYS_MAX: Final = 128
 """The most keys that etcd compares or writes in one transaction (`--max-txn-ops`)."""
 WRITE_MAX: Final = 1 << 20
 """The most bytes in one write to an etcd."""
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """The event store of one kv mode, and the spans that its puller is asked to follow."""
-
-    store: Path
-    spans: SpanRegistry
-    catalogues: Catalogues | None = None
-    """The catalogues of tables; None for keys."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,9 @@ from tidegate.errors import Retryable, TidegateError
 from tidegate.log import event, redact
 from tidegate.model.reports import ConnectionClosed, Failed, FromPuller, PullerHello, Refused, Status
 from tidegate.server.catalogues import Catalogues
-from tidegate.server.node import Captured
 from tidegate.server.processes import described
 from tidegate.server.puller_process import store_dir
-from tidegate.server.spans import SpanRegistry
+from tidegate.server.spans import Captured, SpanRegistry
 from tidegate.server.supervisor import Child, Connection, spawn
 
 LOG: Final = logging.getLogger(__name__)

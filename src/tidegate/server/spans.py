@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tidegate.config.values import TABLE_MODE
@@ -38,7 +39,7 @@ from tidegate.model.reports import (
 )
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX
-from tidegate.server.catalogues import DDL_SPAN_ID
+from tidegate.server.catalogues import DDL_SPAN_ID, Catalogues
 from tidegate.server.supervisor import Connection
 
 STALLED_S: Final = 10.0
@@ -298,3 +299,13 @@ class SpanRegistry:
     def _send(self, report: ToPuller) -> None:
         if self._puller is not None:
             self._puller.send(report)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The event store of one kv mode, and the spans that its puller is asked to follow."""
+
+    store: Path
+    spans: SpanRegistry
+    catalogues: Catalogues | None = None
+    """The catalogues of tables; None for keys."""

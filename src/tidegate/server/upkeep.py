@@ -24,10 +24,10 @@ from tidegate.errors import TidegateError
 from tidegate.eventstore import store_view
 from tidegate.log import event
 from tidegate.model.timestamp import MAX
-from tidegate.server.node import Captured, Node, Owned
+from tidegate.server.node import Node, Owned
 from tidegate.server.openings import Openings
 from tidegate.server.processor import FeedProcessor
-from tidegate.server.spans import Holder, OwnerOf
+from tidegate.server.spans import Captured, Holder, OwnerOf
 
 LOG: Final = logging.getLogger(__name__)
 
