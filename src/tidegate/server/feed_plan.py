@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -210,3 +211,18 @@ def write_spec(plan: FeedPlan, grant: Grant) -> Path:
                 earlier.unlink(missing_ok=True)
     replace_file(path, json.dumps(plan.spec(grant)).encode(), mode=0o600)
     return path
+
+
+def folders_used(paths: Paths, cluster: int, metadata: str) -> Iterator[FeedId]:
+    """The changefeeds that have a folder with the spec of an incarnation in it, which this capture ran for
+    these metadata (`FeedPlan.metadata`). Folders of other metadata are left alone.
+    """
+    for path in sorted((paths.data_dir / "feeds").glob("*/*/spec-*.json")):
+        try:
+            found = json.loads(path.read_text())
+            feed = FeedId(found["namespace"], found["id"])
+            is_ours = (found["cluster_id"], found["metadata"]) == (cluster, metadata)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # a torn file of an incarnation that never began
+        if is_ours and paths.feed(feed) == path.parent:
+            yield feed

@@ -1,4 +1,4 @@
-"""The end of a removed changefeed's grants, and of its folders on captures that were away then.
+"""The end of a removed changefeed's grants.
 
     the owner takes all ranges --> the sink fences every writer --> the grants are deleted
 
@@ -13,17 +13,14 @@ after the fence the grant is of no use any more. `docs/internals/grants.md` has 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Iterator
 from typing import Final
 
 from tidegate.control.grants import Grant, writers_of
-from tidegate.control.metadata import FeedId
 from tidegate.errors import Fenced, TidegateError
 from tidegate.log import event
 from tidegate.model.span import Span
-from tidegate.server.feed_plan import FeedPlan, Paths
+from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.node import Node
 
 LOG: Final = logging.getLogger(__name__)
@@ -65,18 +62,3 @@ async def fenced_for_good(node: Node, plan: FeedPlan) -> dict[str, Grant]:
         event(LOG, logging.WARNING, "grants not deleted", changefeed=str(plan.feed), error=why)
         return {}
     return grants
-
-
-def folders_used(paths: Paths, cluster: int, metadata: str) -> Iterator[FeedId]:
-    """The changefeeds that have a folder with the spec of an incarnation in it, which this capture ran for
-    these metadata (`FeedPlan.metadata`). Folders of other metadata are left alone.
-    """
-    for path in sorted((paths.data_dir / "feeds").glob("*/*/spec-*.json")):
-        try:
-            found = json.loads(path.read_text())
-            feed = FeedId(found["namespace"], found["id"])
-            is_ours = (found["cluster_id"], found["metadata"]) == (cluster, metadata)
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # a torn file of an incarnation that never began
-        if is_ours and paths.feed(feed) == path.parent:
-            yield feed

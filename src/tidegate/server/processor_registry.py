@@ -16,7 +16,7 @@ from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedId, FeedInfo, feed_key
 from tidegate.errors import TidegateError
 from tidegate.log import event
-from tidegate.server.feed_removal import folders_used
+from tidegate.server.feed_plan import folders_used
 from tidegate.server.message_client import MessageClient
 from tidegate.server.message_router import MessageRouter, nowhere
 from tidegate.server.node import Node
