@@ -27,6 +27,8 @@ VIRTUAL_DEPTH: Final = 3
 def bind(text: str, table: TableSchema) -> Typed:
     """Bind a whole expression to a table. Raises Refusal."""
     found = _Binder(table).bind(parse(text))
+    # An enum or a set alone counts as its number, as a condition does in TiDB. As a text it would drop
+    # nothing.
     return found if found.hybrid is None else number(found, "")
 
 
@@ -44,6 +46,7 @@ class _Binder:
                 return self.name(node)
             case Call(name="case"):
                 return self.case(node)
+        # After CASE, whose missing value is a literal that only `case` can tell from NULL.
         args = [self.bind(arg) for arg in node.args]
         match node.name:
             case "in":

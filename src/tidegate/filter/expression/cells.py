@@ -47,6 +47,7 @@ class Cells:
             words, sizes = self._image.words[:, position], self._image.sizes[:, position]
             if self._rows is not None:
                 words, sizes = words[self._rows], sizes[self._rows]
+            # Kernels get an address and read one word after another; they know no strides.
             self._known[key] = np.ascontiguousarray(words), np.ascontiguousarray(sizes)
         found: tuple[Int64s, npt.NDArray[np.int32]] = self._known[key]
         return found
@@ -151,6 +152,7 @@ class Cells:
         if self.column(position).kind is not Kind.TIMESTAMP or self._zone.upper() == "UTC":
             return packed
         zone = temporal.zone(self._zone)
+        # The word of a NULL has no meaning and may be no time at all. 0, the zero time, is never converted.
         different, at = np.unique(np.where(self.nulls(position), 0, packed), return_inverse=True)
         moved = [temporal.pack(temporal.in_zone(int(word), zone)) for word in different]
         return np.array(moved, dtype=np.int64)[at]

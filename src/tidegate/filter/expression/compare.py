@@ -22,11 +22,13 @@ def compare(op: str, left: Typed, right: Typed, at: int, collate: str = "") -> T
 
     `collate`: the collation of the comparison, if it is decided already.
     """
+    # From here on a constant is on the right, so each rule below is needed for one side only.
     if left.is_const and not right.is_const:
         return compare(_MIRRORED.get(op, op), right, left, at, collate)
     for side in (left, right):
         if side.domain is Domain.OPAQUE:
             raise refuse(side, "but for IS NULL")
+    # Before the types are compared: the constant NULL has a type, but fits every other.
     if left.is_null or right.is_null:
         if op != "<=>":
             return null(at)
@@ -86,6 +88,8 @@ def _texts(op: str, left: Typed, right: Typed, at: int, collate: str) -> Typed:
 def _numbers(op: str, left: Typed, right: Typed, at: int) -> Typed:
     """Compare numbers, or a number with a text or an enum."""
     where = "next to a number"
+    # Before both become numbers: a text would become a floating number, which cannot hold all integers of 64
+    # bits.
     if right.is_const and right.domain is Domain.STRING:
         right = _number_of_text(left, right)
     if left.is_year and right.is_const and right.domain is Domain.INT:
@@ -126,6 +130,8 @@ def membership(value: Typed, items: list[Typed], at: int) -> list[Typed] | Typed
     collate = collation_of(everyone) if texts else ""
     tests = [compare("=", value, item, item.at, collate) for item in items]
     pairs = [test.args for test in tests if test.op == "=" and test.args[1].is_const]
+    # A single lookup needs a single form of the value. Next to a number and a text it is converted in two
+    # ways.
     if len(pairs) < len(tests) or not pairs or len({_form(left) for left, _ in pairs}) > 1:
         return tests
     left = pairs[0][0]

@@ -128,6 +128,8 @@ def integer_result(op: str, args: tuple[Typed, ...], low: int, high: int, at: in
     """
     unsigned = any(arg.unsigned for arg in args)
     least, most = UINT64 if unsigned else INT64
+    # The bounds of a checked node are those of its type, because every row that passes the check is within
+    # them.
     checked = low < least or high > most
     low, high = max(low, least), min(high, most)
     return folded(Typed(op, Domain.INT, at, args, None, low, high, unsigned=unsigned, checked=checked))

@@ -34,6 +34,7 @@ def _branches(op: str, tests: list[Typed], values: list[Typed], at: int) -> Type
     domain, collate = common(values, "as results of one expression")
     scale = max(value.scale for value in values)
     low, high = spread(values, scale)
+    # A NULL among the results takes the type of the others, so that all branches have one form.
     nothing = Typed("const", domain, at, low=0, high=0, collate=collate)
     values = [nothing if v.is_null else real(v) if domain is Domain.REAL else v for v in values]
     unsigned = all(value.unsigned for value in values if not value.is_null)

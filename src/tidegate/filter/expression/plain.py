@@ -55,6 +55,7 @@ def evaluate(node: Typed, row: Sequence[Plain], columns: Sequence[Column]) -> Pl
             return _named(columns[node.value], row[node.value])
         case "index":
             return row[node.value]
+        # These do not need all arguments. One that is not needed must not fail the row, as in TiDB.
         case "or" | "and":
             return _connected(node, row, columns)
         case "if":
@@ -239,6 +240,7 @@ def _divide(node: Typed, left: Plain, right: Plain) -> Plain:
         return None
     if node.domain is Domain.REAL:
         return float(left) / float(right)
+    # As a fraction: a decimal quotient would be rounded before it is truncated.
     units = _truncated(Fraction(left) / Fraction(right) * 10**node.scale)
     return _EXACT.scaleb(Decimal(units), -node.scale)
 

@@ -84,6 +84,8 @@ class ExpressionToken(NamedTuple):
         return self.text.upper() if self.kind == "name" else ""
 
 
+# The order matters: `0x1F` would otherwise be the number 0 and a name, `x'1F'` a name and a text, and `<=>`
+# two operators.
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s+)
     |(?P<bytes>0x[0-9a-fA-F]+\b|[xX]'(?:[0-9a-fA-F]{2})*')
@@ -321,6 +323,7 @@ class _Parser:
             case "symbol" if token.text == "(":
                 return self.nested(self.grouped)
             case _:
+                # Put back, so that the refusal names this token.
                 self.next -= token.kind != "end"
                 raise self.refusal("a value is expected")
 
@@ -340,6 +343,7 @@ class _Parser:
             return Literal(word.lower(), "", token.at)
         if word == "CASE":
             return self.nested(lambda: self.case(token.at))
+        # Without a text after it, the word is a function or the name of a column.
         if word in ("DATE", "TIME", "TIMESTAMP") and self.token.kind == "string":
             return Literal(word.lower(), unquote(self.take().text), token.at)
         if self.token.text == "(" and (word not in _RESERVED or word in _CALLABLE_RESERVED):

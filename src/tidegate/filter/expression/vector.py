@@ -43,6 +43,8 @@ def evaluate(node: Typed, cells: Cells) -> Bools:
     """For which rows of the cells the expression means "drop": bool[n]. Raises Beyond."""
     if node.domain is not Domain.INT:
         return np.zeros(len(cells), np.bool_)
+    # An overflow is found in the results (`_finished`), and a division by zero before it is computed, so
+    # numpy's warnings say nothing new.
     with np.errstate(all="ignore"):
         found = value_of(node, cells)
     drop: Bools = np.broadcast_to((found.data == 1) & ~found.null, len(cells))
@@ -57,6 +59,9 @@ def value_of(node: Typed, cells: Cells) -> Values:
         return _column(node, cells)
     if node.op == "index":
         return Values(cells.integers(node.value, unsigned=True), cells.nulls(node.value))
+    # For all rows, also for those that do not need the argument: the branch that IF does not take, or what
+    # follows a deciding operand. If it fails there, `Beyond` leaves the block to the plain path, which
+    # computes only what each row needs.
     args = [value_of(arg, cells) for arg in node.args]
     made = _MAKERS.get(node.op)
     if made is not None:
@@ -78,6 +83,7 @@ def _finished(node: Typed, data: Any, null: Bools) -> Values:
         nowhere = np.broadcast_to(null, data.shape)
         if not (nowhere | ((data >= node.low) & (data <= node.high))).all():
             raise Beyond
+        # The data of a NULL is undefined. A Python int of more than 64 bits there would fail the conversion.
         data = np.where(nowhere, np.zeros(1, data.dtype), data).astype(_dtype(node))
     if node.domain is Domain.REAL and not (np.isfinite(data) | null).all():
         raise Beyond
@@ -194,6 +200,8 @@ def _division(node: Typed, args: list[Values]) -> Values:
     left, right = args
     zero = right.data == 0
     null = left.null | right.null | zero
+    # No divisor of 0, also where the result is NULL: Python ints raise ZeroDivisionError, whatever numpy's
+    # error state is.
     divisor = np.where(zero | right.null, np.ones(1, right.data.dtype), right.data)
     dividend = np.where(left.null, np.zeros(1, left.data.dtype), left.data)
     if node.domain is Domain.REAL:
@@ -223,6 +231,7 @@ def _division(node: Typed, args: list[Values]) -> Values:
 
 def _negate(node: Typed, data: list[Any]) -> Numbers:
     (values,) = data
+    # The negative of -2**63 does not fit an int64.
     if node.domain is not Domain.REAL and (values.dtype != np.int64 or node.args[0].low == INT64[0]):
         values = values.astype(np.object_)
     found: Numbers = -values
@@ -239,6 +248,7 @@ def _absolute(node: Typed, data: list[Any]) -> Numbers:
 
 def _round(node: Typed, data: list[Any]) -> Numbers:
     (arg,) = node.args
+    # Python ints: twice the units may not fit an int64.
     units = data[0].astype(np.object_)
     down = 10 ** max(arg.scale - node.scale, 0)
     units = units * 10 ** max(node.scale - arg.scale, 0)
@@ -301,6 +311,7 @@ def _chosen(node: Typed, args: list[Values]) -> Values:
 
 def _coalesce(node: Typed, args: list[Values]) -> Values:
     found, shape = args[-1], node.args[-1]
+    # From the last argument to the first, so that each one that is not NULL replaces those after it.
     for arg, of in zip(reversed(args[:-1]), reversed(node.args[:-1]), strict=True):
         found, shape = _either(node, ~arg.null, (of, arg), (shape, found)), node
     return found
@@ -400,6 +411,7 @@ def _in(node: Typed, args: list[Values]) -> Values:
         units = [plain.units(item, node.scale) for item in node.value]
         data = _scaled(of, arg.data, node.scale)
         if data.dtype == np.int64:
+            # An item of more than 64 bits equals no value here, and an int64 array cannot hold it.
             units = [unit for unit in units if INT64[0] <= unit <= INT64[1]]
             found = np.isin(data, np.array(units, np.int64))
         else:
