@@ -154,6 +154,7 @@ def to_arrow(
     n, first_words, sizes = len(block), np.ascontiguousarray(cells.words), np.ascontiguousarray(cells.sizes)
     head = (n, address(lines), len(lines))
     tail = (address(sizes), first_words.shape[1], address(ops), lacking)
+    # All columns are measured before one is written, because they share one allocation.
     message = layout.message(n, arrow_kernels.measure(*head, *tail))
     safe = _readable(block, image)
     words = CellWords(address(first_words), address(sizes), first_words.shape[1])
@@ -170,6 +171,7 @@ def to_arrow(
         setattr(counted, name, getattr(counted, name) + int(lines[at, Word.LOST]))
     for at in np.flatnonzero(lines[:, Word.HIGH]).tolist():
         array = batch.column(at)
+        # Only columns with bytes above ASCII are looked at, since ASCII is always UTF-8.
         if pa.types.is_string(array.type) and not _is_utf8(array):
             batch = batch.set_column(at, batch.schema.field(at), _with_replacements(array, counted))
     return batch

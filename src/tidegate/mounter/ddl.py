@@ -120,6 +120,8 @@ def _recover_schema(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
         )
     name = job.db_info["db_name"]["O"]
     tables = catalog.dropped_with(job.schema_id)
+    # The schema gets its name back in any case: changefeeds that do not follow it go on, and later jobs are
+    # in it.
     if tables is None:
         return Transition(
             {job.schema_id: name},
@@ -220,6 +222,8 @@ def _rename_tables(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
         latest[step.table_id] = after
     if not emitted:
         return Transition(ignored=_NO_ROWS)
+    # Only now is the last name of each table known. A filter judges a step by the names before and after the
+    # job.
     emitted = [replace(one, job_names=_job_names(one, known, latest)) for one in emitted]
     return Transition(tables=[TableChange(i, latest[i]) for i in _ids(emitted)], emitted=emitted)
 

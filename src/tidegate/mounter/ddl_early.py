@@ -37,6 +37,7 @@ def takes_effect(job: DdlJob) -> bool:
     """Whether this write of a job may change the catalogue: the job is done, or at its early step."""
     if job.is_done:
         return True
+    # A job that is rolled back has a schema state too, but takes nothing into effect.
     if job.state != JobState.RUNNING:
         return False
     if job.action == MULTI_SCHEMA_CHANGE:

@@ -94,6 +94,7 @@ def steps(
                 where=f"job {job.id}, step {at + 1}, table id {one.table_id}",
                 why=job.query[:200],
             )
+        # A later step may rename the same table again; the catalogue still has the name from before the job.
         now[one.table_id] = (schema, table)
         found.append(Step(one.table_id, old, one.schema_id, (schema, table), info))
     return found

@@ -296,6 +296,7 @@ def _by_table(columns: BlockColumns) -> Iterator[tuple[int, Int64s]]:
     if ids.min() == ids.max():
         yield int(ids[0]), records
         return
+    # Stable, so that the rows of a table stay in the order of the block.
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     starts = np.flatnonzero(np.diff(ids, prepend=ids[0] - 1))
@@ -349,6 +350,8 @@ def decode_group(
     refused = row_kernels.decode_rows(
         *arguments(columns, plan, rows, new, old, ops, faults, free, context, checks)
     )
+    # Cells point into all three: to values, to the plan's defaults, and to the columns of keys that the
+    # kernel has decoded.
     owners: tuple[Any, ...] = (block, plan, free)
     group = RowBlock(
         table=table,

@@ -134,6 +134,7 @@ def _compare_columns(
     for at, image in enumerate((group.new, group.old)):
         rows = np.flatnonzero(outcomes[:, at] == BY_COLUMNS)
         sums = column_sums(group.table, image, rows)
+        # While a schema change is in progress TiDB writes two sums, for the columns before and after it.
         matched = (sums == carried[rows, at, 0]) | (sums == carried[rows, at, 1])
         otherwise = Outcome.EXCUSED if at else Outcome.MISMATCHED
         outcomes[rows, at] = np.where(matched, Outcome.MATCHED, otherwise)

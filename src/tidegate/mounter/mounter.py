@@ -30,6 +30,7 @@ def mount_row(entry: Entry, table: TableSchema, time_zone: tzinfo = UTC) -> RowC
     and column in `where`.
     """
     key = keys.parse_record(entry.key)
+    # Before the value: the values of another table might be decoded without an error, and be wrong.
     if key.table_id not in table.physical_ids:
         raise Undecodable("a record key belongs to another table", where=table.name, why=f"id {key.table_id}")
     deleted = entry.op == OP_DELETE

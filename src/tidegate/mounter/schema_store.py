@@ -150,7 +150,10 @@ class SchemaStore:
         """The catalogue at `ts`, which must not be below a forgotten ts. Fast, since it only takes
         references.
         """
+        # A version with several partitions is on the timeline of each, and is saved once.
         seen = {id(table): table for table in self._timelines.all_at(ts)}
+        # With the schemas of the tables: that of the job table was never read if upstream has not been set up
+        # yet.
         named = {table.schema_id: table.schema for table in seen.values()}
         named |= self._schemas.names_at(ts)
         return Image(
@@ -297,6 +300,7 @@ class SchemaStore:
             if after is not None:
                 changed |= self._put(job.finished_ts, after)
         self._resolved_ts = job.finished_ts
+        # A job that took effect early comes again when it is done, and must then bring its indexes.
         if job.is_done:
             self._done.append((job.finished_ts, job.id))
         emitted = tuple(change.emitted)
@@ -310,6 +314,7 @@ class SchemaStore:
         last = islice(reversed(self._done), JOBS_REMEMBERED)
         if job.finished_ts <= self._settled_ts or any(job.id == known for _, known in last):
             return "the job has been applied before"
+        # New tables are usually made by the job table's row, and the history only repeats them.
         if job.from_history and self._knows(job):
             return "the job has been applied before"
         return "" if job.schema_version or not job.is_done else "the job has no schema version"

@@ -44,6 +44,8 @@ class Schemas:
         self._changed.append((ts, schema_id))
 
     def _remember(self, schema_id: int, dropped: Dropped) -> None:
+        # Taken out and put in again: the dict is then in order of the last drop, and its first entry is the
+        # oldest.
         line = self._dropped.pop(schema_id, [])
         self._dropped[schema_id] = [*line, dropped]
         while sum(len(e.tables) for line in self._dropped.values() for e in line) > DROPPED_TABLES_MAX:

@@ -41,6 +41,7 @@ def pack(json: bytes) -> bytes:
 
 def unpack(packed: Packed) -> bytes:
     """The JSON of a packed definition. Raises Undecodable if it is damaged."""
+    # The checksum first, because the size is read from the same bytes, and that much memory is allocated.
     if len(packed) < _HEAD or crc32c(packed[4:]) != int.from_bytes(packed[:4], "little"):
         raise Undecodable("a stored table definition is damaged", why="its checksum does not match")
     size = int.from_bytes(packed[4:_HEAD], "little")
@@ -62,6 +63,7 @@ class Parsed:
 
     def add(self, version: TableVersion) -> None:
         """Note that a version was parsed."""
+        # In the order of parsing and not of use, so a reader of a parsed version changes nothing here.
         self._held.append(version)
         if len(self._held) > self._limit:
             self._held.popleft().forget_parsed()
