@@ -86,6 +86,7 @@ class ForOwner:
                 try:
                     answer = await forward.to_owner(request)
                 except TidegateError as error:
+                    # Here and not by the handlers of `create_app`: they are inside of this middleware.
                     answer = await _refused(request, error)
                 await answer(scope, receive, send)
                 return
@@ -135,6 +136,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
 async def _broken(request: Request, error: Exception) -> Response:
     LOG.error("request failed: %s %s", request.method, request.url.path, exc_info=error)
     body = {
+        # Only the type: the text of an unexpected error may have anything in it, a secret for example. The
+        # log has all.
         "error_msg": f"internal error: {type(error).__name__}",
         "error_code": "CDC:ErrInternalServerError",
     }

@@ -90,6 +90,7 @@ async def show_all(request: Request) -> Response:
     places = await capture_of(request).readers.progress_of_readers(shown)
     items = [brief(f, places.get(f.id)) for f in sorted(shown, key=lambda f: f.id)]
     if wanted in ("", "all"):
+        # Not if a state is asked for: nobody knows in which state they are.
         unreadable, node = capture_of(request).reactor.feeds.unreadable, capture_of(request).node
         found = [one for _, one in sorted(unreadable.items()) if namespace in (None, "", one.id.namespace)]
         items += [brief_unreadable(one, node) for one in found]

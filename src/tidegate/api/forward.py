@@ -41,6 +41,7 @@ async def to_owner(request: Request) -> Response:
             where=capture.options.address,
             fix="try again later",
         )
+    # Without Host: it names this capture, and the owner refuses a name that is not its own.
     headers = {name: request.headers[name] for name in KEPT if name in request.headers}
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     try:

@@ -34,6 +34,7 @@ async def take(request: Request) -> Response:
             why="it runs alone, or it starts or ends",
             fix="nothing: messages are sent again",
         )
+    # An address may be reused by a capture of another cluster, where changefeeds may have the same names.
     if request.headers.get(CLUSTER) != str(capture.cluster):
         raise InvalidInput(
             "the messages are for a capture of another cluster",

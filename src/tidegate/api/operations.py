@@ -87,6 +87,7 @@ def _shown(found: KeyValue) -> str:
     if named is None or named[1] != "info":
         return redact(found.value.decode(errors="replace"))
     try:
+        # Read and rendered again: secrets are only recognised in a parsed URI and parsed settings.
         info = FeedInfo.from_bytes(found.value)
         uri, config = parse_sink_uri(info.sink_uri), config_from_json(info.config)
     except TidegateError as error:
@@ -112,6 +113,7 @@ async def resolve_lock(request: Request) -> Response:
 def _resolve(pd: PdClient, region_id: int, ts: int) -> None:
     """Resolve old locks, but not those of live transactions. Raises InvalidInput for an unknown region."""
     found = pd.region_by_id(region_id)
+    # PD has the keys of regions in TiKV's encoding; requests to a region have plain keys.
     start, end = (decode_bytes(key)[0] if key else b"" for key in (found.start_key, found.end_key))
     upto = ts or pd.tso() - timestamp.compose(RESOLVE_AGE_MS)
     LockResolver(RegionRequester(pd)).resolve_span(Span(start, end), upto, Backoff(RESOLVE_BUDGET_MS))

@@ -158,6 +158,7 @@ async def changes(request: Request) -> Response:
     if _streams.locked():
         raise Retryable(f"{STREAMS_MAX} tickets are being read", fix="ask again in a moment")
     readers = _readers(request)
+    # Before the first byte as well: an error is an answer only while none has begun.
     found, kept, ddl = await readers.open(text)
     numbers = await readers.do(numbers_of, found, kept, int(past), ddl=ddl)
     return ChangePieces(readers, found, kept, numbers)

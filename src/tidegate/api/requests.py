@@ -47,6 +47,7 @@ def feed_of(request: Request) -> Feed:
 def number(body: dict[str, Any], name: str) -> int:
     """A number of the body; 0 if it is missing. Raises InvalidInput unless it is one of 64 bits."""
     value = body.get(name) or 0
+    # Not `isinstance`: JSON's `true` is an int for it.
     if type(value) is not int or not 0 <= value < 1 << 64:
         raise InvalidInput(
             f"'{name}' is not a number of 64 bits", why=f"{value!r}"[:100], fix="send a number"

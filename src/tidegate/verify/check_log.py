@@ -85,6 +85,7 @@ def check_log(
     lines = list(read_log(file, until=until))
     base_ts = next(line.commit_ts for line in lines if isinstance(line, Txn))
     snapshots = [line for line in lines if isinstance(line, SnapshotLine)]
+    # Counted from the end, so that the last snapshot is always compared.
     chosen = snapshots[::-1][::every][::-1]
     # Some protocols have watermarks only with an option, and without watermarks nothing is applied.
     codec = registry.codec_of(registry.codec_options({"protocol": protocol}))

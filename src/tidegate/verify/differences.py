@@ -49,6 +49,7 @@ def differences(source: pa.Table, target: pa.Table, key: Sequence[str]) -> list[
     if not both.num_rows:
         return []
     here = np.arange(both.num_rows) < source.num_rows
+    # Numbered together, so that equal rows of the two sides have the same number.
     content = factorize(both)
     size = int(content.max()) + 1
     balance = np.bincount(content[here], minlength=size) - np.bincount(content[~here], minlength=size)

@@ -118,6 +118,7 @@ class Verification:
         if note:
             return Verdict(self.name, self._source.ts, 0, 0, 0, 0, (), True, 0, note)
         cuts, here, there = self._sums(self._cuts)
+        # Of the first round, which reads all that is compared. Later rounds read some rows again.
         rows, ranges = (int(here.counts.sum()), int(there.counts.sum())), int(cuts.wanted.sum())
         undecodable = self._undecodable
         differing = here.differs(there)
@@ -125,6 +126,7 @@ class Verification:
         for _ in range(ROUNDS_MAX):
             sizes = np.maximum(here.counts, there.counts)
             large = differing & (sizes > 4 * self._bounds.range_rows) & _divisible(cuts)
+            # Each differing range needs at least two in the next round, which has no more than `ranges`.
             if not large.any() or 2 * int(differing.sum()) > self._bounds.ranges:
                 break
             cuts, here, there = self._sums(cuts.only(differing))
@@ -148,6 +150,7 @@ class Verification:
             yield cuts.only(window)
             return
         differing = self._differing_words(cuts.only(window))
+        # Half as many, because a word may have a row on both sides.
         step = max(self._bounds.window_rows // 2, 1)
         for at in range(0, len(differing), step):
             yield Cuts.around(differing[at : at + step])
@@ -194,6 +197,8 @@ class Verification:
         if self.shape.ordered:
             cuts, here = self._in_order(cuts)
             return cuts, here, self._target_sums(cuts)
+        # One job for both sides, because the ranges are known before either is read. Those of an ordered
+        # table come from the scan of its source.
         cuts = cuts.split(max(self._ranges() // int(cuts.wanted.sum()), 2))
         at_source, shape = self._source, self.shape
         work: list[partial[Any]] = [

@@ -71,6 +71,7 @@ class Cuts:
         starts: list[int] = []
         wanted: list[bool] = []
         for low, end in self._ranges():
+            # The gap after the range before has no words if this range follows at once.
             if wanted and not wanted[-1] and starts[-1] == low:
                 starts.pop()
                 wanted.pop()
@@ -124,6 +125,7 @@ def tally(cuts: Cuts, words: U64s, marks: U64s) -> Sums:
     if not inside.all():
         at, marks = at[inside], marks[inside]
     sums = np.zeros(len(cuts), np.uint64)
+    # Several rows share a range, and `sums[at] += marks` would add only one of them.
     np.add.at(sums, at, marks)
     return Sums(np.bincount(at, minlength=len(cuts)).astype(np.int64), sums)
 
@@ -176,6 +178,8 @@ def tiled(pieces: Sequence[Ordered], ranges_max: int) -> tuple[Cuts, Sums]:
         sums.append(np.add.reduceat(piece.sums.sums, first))
         wanted.append(np.ones(len(first), np.bool_))
         following = int(ordered[at + 1].starts[0]) if at + 1 < len(ordered) else END
+        # A gap is a range that is not compared, so that the rows of the other side in it do not count for its
+        # neighbour.
         if piece.end < following:
             starts.append(np.array([piece.end], np.uint64))
             counts.append(np.zeros(1, np.int64))
@@ -193,6 +197,7 @@ def differing_words(here: tuple[U64s, U64s], there: tuple[U64s, U64s]) -> U64s:
     words, marks = (np.concatenate([one, other]) for one, other in zip(here, there, strict=True))
     if not len(words):
         return words
+    # A fingerprint that both sides have equally often adds up to 0.
     balance = np.where(np.arange(len(words)) < len(here[0]), 1, -1)
     order = np.lexsort((marks, words))
     words, marks, balance = words[order], marks[order], balance[order]

@@ -64,6 +64,7 @@ def literal(value: Any, of_type: pa.DataType) -> str:
 
 
 def _quoted(text: str) -> str:
+    # Line ends as well, because a statement is one line.
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
     return f"'{escaped}'"
 
@@ -114,6 +115,7 @@ def apply(root: Path, ts: int, table: TableSnapshot, shape: Shape, found: Sequen
             lake.append(mine[0].path, _rows(put, shape.schema))
         version = lake.version(mine[0].path)
         rows = [replace(row, version=version) if row == mine[0] else row for row in named]
+        # Named last: a reader of the snapshot sees the whole repair or nothing of it.
         lake.republish(ts, rows)
 
 

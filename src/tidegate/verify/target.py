@@ -65,11 +65,13 @@ def near(pieces: Sequence[RowGroup], runs: Sequence[tuple[int, int]]) -> list[Ro
 
 def batches(pieces: Sequence[RowGroup], shape: Shape, cuts: Cuts) -> Iterator[pa.RecordBatch]:
     """The rows of the pieces in the shape's types. Groups without a row in a wanted range may be left out."""
+    # All ranges may be wanted while words below the first one are in no range.
     everything = bool(cuts.wanted.all()) and int(cuts.starts[0]) == 0
     for piece in pieces:
         file = _opened(piece.file)
         if not everything and not _holds(file, piece, shape, cuts):
             continue
+        # A file that is older than a column lacks it; `conformed` adds it.
         known = set(file.schema_arrow.names)
         names = [name for name in shape.schema.names if name in known]
         for rows in file.iter_batches(BATCH_ROWS, row_groups=[piece.group], columns=names):
