@@ -71,6 +71,7 @@ def _add(registers: Registers, column: pa.Array, kind: Kind, time_zone: str) -> 
         column = _by_distinct(column, _to_utc(time_zone), pa.string())
     if form is Form.BARE:
         column = _by_distinct(column, vector.encode, pa.binary())
+    # Large, so that the kernel reads offsets of 64 bits whatever type the column has.
     data = column.cast(pa.large_binary())
     _, ends, held = data.buffers()
     checksum_kernels.fold_bytes(

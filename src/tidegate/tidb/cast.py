@@ -85,6 +85,7 @@ def cast(value: Value, before: Column, after: Column, time_zone: tzinfo = UTC) -
             )
         return None
     if before.kind is Kind.TIMESTAMP and after.kind is not Kind.TIMESTAMP:
+        # TiDB converts the local time that the session sees, not the stored one.
         value = _moved(str(value), fsp(before), UTC, time_zone)
     return _CASTS[after.kind](value, before, after, time_zone)
 
@@ -227,6 +228,8 @@ def _number_at(text: str) -> Decimal:
 
 
 def _rounded(number: Decimal) -> int:
+    # Beyond every integer type. With a large exponent the number would also have more digits than the
+    # context.
     if number.adjusted() > 20 and number:
         return -_HUGE if number < 0 else _HUGE
     return int(number.quantize(Decimal(1), ROUND_HALF_UP, _EXACT)) if number.adjusted() >= -1 else 0

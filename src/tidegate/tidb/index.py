@@ -137,6 +137,7 @@ def _restored(table: TableSchema, column: Column, length: int, of_key: Stored, l
         return of_key
     if _is_version_1(table) and string.only_pads(column.collate) and isinstance(of_key, bytes):
         spaces = lost.stored(column.id, Kind.UINT)
+        # Checked before so many spaces are made: a damaged number must not take the memory.
         if not isinstance(spaces, int) or spaces > 0xFFFFFF:
             raise Undecodable("an index entry has no plausible number of spaces", why=f"{spaces!r}")
         return record.prefix(of_key + b" " * spaces, column.kind, length)

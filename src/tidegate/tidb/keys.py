@@ -92,6 +92,7 @@ def stripe_ids(span: Span) -> range:
     start, end = span.start, span.end
     if min(len(start), len(end)) < _TABLE_SIZE or start[:1] != b"t" or end[:1] != b"t":
         return range(0)
+    # An end with more than a table id is inside that table, whose first keys then belong to the span.
     whole = len(end) == _TABLE_SIZE
     ids = range(memcomparable.decode_int(start, 1), memcomparable.decode_int(end, 1) + (not whole))
     one = ids.stop - ids.start == 1 and len(start) > _TABLE_SIZE and not whole

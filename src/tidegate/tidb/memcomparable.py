@@ -22,6 +22,7 @@ def encode_bytes(data: bytes) -> bytes:
     out = bytearray()
     for i in range(groups):
         out += data[8 * i : 8 * i + 8] + b"\xff"
+    # There is a last group even if nothing is left: only a group that is not full marks the end.
     rest = data[8 * groups :]
     out += rest + _PADDING[len(rest) :]
     out.append(0xFF - (8 - len(rest)))
@@ -41,6 +42,7 @@ def decode_bytes(data: bytes, start: int = 0) -> tuple[bytes, int]:
         if padding == 0:
             out += group[:8]
             continue
+        # Padding that is not zero would give two keys one value.
         if padding > 8 or any(group[8 - padding : 8]):
             raise Undecodable(
                 "memcomparable bytes are damaged",

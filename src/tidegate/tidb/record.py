@@ -49,6 +49,7 @@ def _cell(
     column: Column,
     time_zone: tzinfo,
 ) -> Value:
+    # The value before the key: a column that is in both has only a prefix or a sort key in the key.
     if column.id in fields.cells:
         stored = fields.stored(column.id, column.kind)
     elif at in in_key:

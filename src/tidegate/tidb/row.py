@@ -99,6 +99,7 @@ def _split_v2(value: bytes) -> Fields:
     starts: dict[int, int] = {}
     start = 0
     for column_id, end in zip(ids, ends, strict=False):
+        # A slice whose end is before its start is empty, so damage here would pass as an empty value.
         if end < start or data_at + end > len(value):
             raise Undecodable("a row value has bad offsets", why=f"column {column_id} ends at {end}")
         cells[column_id] = value[data_at + start : data_at + end]

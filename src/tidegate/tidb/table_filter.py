@@ -170,6 +170,8 @@ class TableFilter:
             return False
         name = [lower(schema) if self._fold else schema]
         for rule in self._last_first:
+            # A rule that excludes some tables of a schema leaves others in it, so it decides nothing about
+            # the schema.
             if (rule.positive or rule.table.any_name) and rule.schema.matches(name)[0]:
                 return rule.positive
         return False
@@ -338,6 +340,7 @@ class _Scanner:
             if sign == "\\":
                 sign = self.escaped()
                 literal += sign
+                # RE2 knows no escape of a character beyond ASCII, which needs none.
                 regex += "\\" + sign if sign.isascii() else sign
             elif sign in "*?":
                 is_literal = False

@@ -125,6 +125,8 @@ def _table_schema(schema_name: str, info: dict[str, Any], version: int) -> Table
     limits.check_table(name_of(info), (info["id"], *_partitions(info)))
     limits.check_columns(stored)
     columns = tuple(column for column in stored if column.visible)
+    # Indexes name offsets among all columns, also those that a DDL is still adding; rows have the visible
+    # ones only.
     position = {column.offset: at for at, column in enumerate(columns)}
     indexes = tuple(_index(entry) for entry in info.get("index_info") or [] if entry["state"] == PUBLIC)
     limits.check_indexes(indexes, len(stored))
@@ -181,6 +183,7 @@ def _kind(field: dict[str, Any]) -> Kind:
     code = field["Tp"]
     if code in _INTEGERS:
         return Kind.UINT if field["Flag"] & UNSIGNED else Kind.INT
+    # TEXT and BLOB share their type codes, as CHAR and BINARY do. Only the charset tells them apart.
     if code in _STRINGS:
         return Kind.BYTES if field.get("Charset") == "binary" else Kind.STRING
     if code not in _KINDS:
@@ -249,6 +252,7 @@ def _handle_offsets(
     if primary:
         return primary
     by_offset = {column.offset: column for column in columns}
+    # NULL may occur any number of times in a unique key, so a key that allows it identifies no row.
     candidates = [
         index
         for index in indexes

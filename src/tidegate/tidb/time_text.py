@@ -172,6 +172,7 @@ def parse_duration(text: str, fsp: int) -> str:
     """The time of day of a text; of a date with time, its time. The zero time if TiDB does not accept it."""
     text = text.strip()
     found = _CLOCK.match(text)
+    # Twelve or fourteen digits would also pass as a time of day, but are a date with its time.
     if found is not None and found.end() == len(text) and not _is_compact_date(text):
         micros = _clock(found)
         if micros is not None:

@@ -62,6 +62,7 @@ class AlterTable:
         cursor = self._cursor
         start = cursor.place
         options = self._options.table_options(commas=False)
+        # The place and not the list: an option that targets do not get is read and leaves the list empty.
         if cursor.place != start:
             return _options_change(options)
         readers: dict[str, Callable[[], str | None]] = {

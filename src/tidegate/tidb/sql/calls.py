@@ -74,6 +74,7 @@ class Calls:
         if token.kind not in (TokenKind.WORD, TokenKind.QUOTED):
             return None
         own = self._own.get(token.key)
+        # A word that is not reserved is the name of a column unless a parenthesis follows.
         if own is not None and (token.key in RESERVED or cursor.ahead().key == "("):
             return own()
         if token.key in _DATE_LITERALS and cursor.ahead().kind is TokenKind.STRING:

@@ -161,6 +161,7 @@ class ColumnTypes:
             self._cursor.fail("a length")
         charset = self._charset_options()
         if charset.name == "binary":
+            # TiDB has no text without a charset: it makes such a column one of bytes.
             kind = {"CHAR": "BINARY", "VARCHAR": "VARBINARY"}[kind]
         return kind + length + charset.written()
 

@@ -95,6 +95,7 @@ class Constraints:
     def _index_name_and_type(self) -> tuple[str, str]:
         cursor = self._cursor
         name = cursor.name() if cursor.at_name() else ""
+        # Without a name before it, TYPE is the name of the index.
         if cursor.take("USING") or (name and cursor.take("TYPE")):
             return name, cursor.need_any(*_INDEX_TYPES)
         return name, ""

@@ -74,6 +74,8 @@ class Options:
         """
         found: list[Option] = []
         while (option := self.table_option()) is not None:
+            # Rows that expire upstream arrive as deletes. A target that expired them as well could do so
+            # earlier.
             if option.kind == "ttl":
                 found += [option, Option(_TTL_OFF)]
             elif option.kind != "ttl_enable":
@@ -155,6 +157,7 @@ class Options:
 
     def _charset_option(self) -> Option | None:
         cursor = self._cursor
+        # DEFAULT may begin something that is no option, so it is not taken before the next word is known.
         if cursor.at("DEFAULT") and cursor.ahead().key not in ("CHARSET", "CHARACTER", "CHAR", "COLLATE"):
             return None
         cursor.take("DEFAULT")

@@ -125,6 +125,7 @@ def packed(
     out = bytearray()
     for code in range(PLANE):
         weight = int.from_bytes(general.get(code, code.to_bytes(2, "big")), "big")
+        # As a difference it is 0 for each character that is its own weight, which compresses well.
         out += (weight - code & 0xFFFF).to_bytes(2, "little")
     implied = {code for code in range(PLANE) if unicode.get(code, implicit(code)) == implicit(code)}
     out += bytes(_IMPLICIT if code in implied else len(unicode[code]) // 2 for code in range(PLANE))
