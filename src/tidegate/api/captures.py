@@ -21,6 +21,7 @@ async def show_all(request: Request) -> Response:
     capture = capture_of(request)
     there = [(capture.id, capture.node.capture, capture.options.address)]
     if (member := capture.membership) is not None:
+        # In a thread, because membership's calls to etcd block.
         there = [(one.id, one.name, one.address) for one in await asyncio.to_thread(member.captures)]
     burdens = capture.node.burdens()
     items = [

@@ -164,6 +164,7 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
     record, replication = feed.record, feed.replication
     totals = replication.reports.totals
     processor = capture_of(request).processor_registry.processors.get(feed.id)
+    # Only what this capture delivers. The members `captures` and `task_status` have the others.
     spans = processor.machine.spans.tasks.values() if processor is not None else ()
     left_out, some = replication.ddl.left_out(SHOWN_TABLES)
     return {

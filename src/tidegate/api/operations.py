@@ -77,6 +77,7 @@ async def metadata(request: Request) -> Response:
     """
     capture = capture_of(request)
     loop, node = asyncio.get_running_loop(), capture.node
+    # In the one thread that uses the metadata store.
     found = await loop.run_in_executor(node.disk, node.metadata.under, f"/tidegate/{node.cluster}/")
     return JSONResponse([{"key": kv.key, "value": _shown(kv)} for kv in found])
 

@@ -83,6 +83,7 @@ def _add(registers: Registers, column: pa.Array, kind: Kind, time_zone: str) -> 
 def _words(column: pa.Array, form: Form) -> npt.NDArray[np.int64]:
     """The 64 bits of each number, 0 for a null."""
     if form is Form.FLOAT:
+        # A FLOAT as well: its sum is that of the double it is stored as.
         numbers = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
         return np.where(np.isfinite(numbers), numbers, 0.0).view(np.int64)
     if not pa.types.is_integer(column.type):

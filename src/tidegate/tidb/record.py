@@ -67,6 +67,7 @@ def key_values(table: TableSchema, key: keys.RecordKey) -> dict[int, row.Stored]
         if not key.is_int:
             raise Undecodable("a record key has the wrong handle", why="not an integer")
         at = table.handle_columns[0]
+        # A key has an unsigned handle from 2**63 on as a negative number.
         unsigned = table.columns[at].kind is Kind.UINT
         return {at: key.int_handle & (1 << 64) - 1 if unsigned else key.int_handle}
     stored: dict[int, row.Stored] = {}

@@ -220,6 +220,7 @@ def encode_v2(cells: Iterable[tuple[int, Kind, Stored]], checksum_handle: bytes 
 
     With `checksum_handle`, the encoded handle, a checksum of version 2 is added.
     """
+    # Readers search the ids of format v2, which therefore ascend.
     ordered = sorted(cells, key=lambda cell: cell[0])
     nulls = [column_id for column_id, _, stored in ordered if stored is None]
     filled = [

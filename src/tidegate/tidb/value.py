@@ -57,6 +57,8 @@ def parse(column: Column, value: Value, time_zone: tzinfo = UTC) -> Stored:
             return None
         case kind, int(number) if kind in _INTEGERS:
             return number
+        # Rounded to 32 bits, as in rows: otherwise it would differ from the same value that was read from
+        # one.
         case Kind.FLOAT, int() | float():
             return floats.to_float32(float(value))
         case Kind.DOUBLE, int() | float():

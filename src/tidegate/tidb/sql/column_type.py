@@ -90,6 +90,7 @@ class ColumnTypes:
         length, scale = self._precision()
         if kind == "DOUBLE" and length and not scale:
             cursor.fail("digits behind the point as well")
+        # In FLOAT(p) p is no length: it chooses between four bytes and eight.
         if kind == "FLOAT" and length and not scale and int(length) <= _DOUBLE_DIGITS:
             kind = "DOUBLE" if int(length) > _FLOAT_DIGITS else "FLOAT"
             length = ""
@@ -116,6 +117,7 @@ class ColumnTypes:
     def _number_options(self) -> str:
         unsigned = zerofill = False
         while word := self._cursor.take_any("UNSIGNED", "SIGNED", "ZEROFILL"):
+            # ZEROFILL makes a number UNSIGNED as well.
             unsigned = unsigned or word != "SIGNED"
             zerofill = zerofill or word == "ZEROFILL"
         return (" UNSIGNED" if unsigned else "") + (" ZEROFILL" if zerofill else "")

@@ -84,6 +84,8 @@ class Operands:
         while word := cursor.take_any(*words):
             if word in ("+", "-") and cursor.at("INTERVAL") and not cursor.at_interval_function():
                 moves = self._repeated(moves)
+                # TiDB writes `+ INTERVAL` as a function, so all that was read before it becomes its first
+                # argument.
                 parts = [self._moved("ADD" if word == "+" else "SUB", "".join(parts))]
                 continue
             right = self.bit_expr(level + 1)
@@ -100,6 +102,7 @@ class Operands:
         return times + 1
 
     def _check_mod(self, operand: Expr) -> None:
+        # TiDB writes MOD(a, b) as `a%b` without parentheses; next to an operator that is another expression.
         if operand.kind == "mod":
             self._cursor.defect("MOD() next to an operator")
 
