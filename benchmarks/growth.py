@@ -370,7 +370,7 @@ Rounds = dict[tuple[str, str], dict[int, list[float]]]
 """(figure, measure) -> size -> one number for each round."""
 
 
-def _note(rounds: Rounds, size: int, found: dict[str, Figures]) -> None:
+def _add(rounds: Rounds, size: int, found: dict[str, Figures]) -> None:
     for figure, measures in found.items():
         for measure, number in measures.items():
             rounds[figure, measure].setdefault(size, []).append(number)
@@ -407,9 +407,9 @@ def by_regions(folder: Path, sizes: Sequence[int], arguments: argparse.Namespace
         for number in range(arguments.rounds):
             for size, upstream in upstreams.items():
                 _say(f"round {number + 1}: {size:,} regions")
-                _note(rounds, size, {"commit": committing(upstream, arguments.seconds)})
-                _note(rounds, size, receiving(upstream, 1, arguments.seconds))
-                _note(rounds, size, capturing(upstream, arguments.seconds))
+                _add(rounds, size, {"commit": committing(upstream, arguments.seconds)})
+                _add(rounds, size, receiving(upstream, 1, arguments.seconds))
+                _add(rounds, size, capturing(upstream, arguments.seconds))
     return rounds
 
 
@@ -425,8 +425,8 @@ def by_streams(folder: Path, sizes: Sequence[int], arguments: argparse.Namespace
         for number in range(arguments.rounds):
             for size, upstream in several.items():
                 _say(f"round {number + 1}: {size:,} streams")
-                _note(rounds, size, receiving(one, size, arguments.seconds))
-                _note(rounds, size, capturing(upstream, arguments.seconds))
+                _add(rounds, size, receiving(one, size, arguments.seconds))
+                _add(rounds, size, capturing(upstream, arguments.seconds))
     return rounds
 
 

@@ -54,7 +54,7 @@ def read_log(path: Path, limit: int) -> tuple[TableSchema, list[Entry]]:
                     and key.startswith("74")
                     and key[18:22] == "5f72"
                 ):
-                    _note(changes, held, record, mutation)
+                    _add(changes, held, record, mutation)
     table_id = Counter({key: len(rows) for key, rows in changes.items() if key in infos}).most_common(1)[0][0]
     (version, info), *later = [item for item in infos[table_id] if item[1]["state"] == 5]
     end = later[0][0] if later else 1 << 64
@@ -62,7 +62,7 @@ def read_log(path: Path, limit: int) -> tuple[TableSchema, list[Entry]]:
     return table_schema("bench", info, version), entries[:limit]
 
 
-def _note(
+def _add(
     changes: dict[int, list[Entry]], held: dict[str, str], record: dict[str, Any], mutation: dict[str, Any]
 ) -> None:
     key, value = mutation["key"], mutation.get("value", "")

@@ -23,16 +23,16 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
         self.left: list[str] = []
-        self.shared = SharedCapture(self._start, lambda cluster, number: self._note(f"ids {number // IDS}"))
+        self.shared = SharedCapture(self._start, lambda cluster, number: self._record(f"ids {number // IDS}"))
         monkeypatch.setattr("tests.integration.running.feeds_of", lambda *given: self.left)
-        monkeypatch.setattr(Namespace, "remove_feeds", lambda one: self._note(f"end {one.namespace}"))
+        monkeypatch.setattr(Namespace, "remove_feeds", lambda one: self._record(f"end {one.namespace}"))
 
     def _start(self) -> Any:
-        self._note("start")
-        stop: Callable[[], None] = lambda: self._note("stop")  # noqa: E731
+        self._record("start")
+        stop: Callable[[], None] = lambda: self._record("stop")  # noqa: E731
         return SimpleNamespace(pd="", server="", folder=Path(), children={}, stop=stop)
 
-    def _note(self, what: str) -> None:
+    def _record(self, what: str) -> None:
         self.done.append(what)
 
     def test(self, schema: str, *, failed: bool = False) -> None:

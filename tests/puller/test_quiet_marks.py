@@ -62,16 +62,16 @@ class Receiver:
         self.lost_why = ""
 
     def risen(self, marks: Any, resolved: Any) -> None:
-        self._note("risen", marks, resolved)
+        self._record("risen", marks, resolved)
 
     def matched(self, stream: Stream, matched: Matched) -> None:
         assert self.proceed.wait(60)
         if matched.changes:
             self.found.append(("rows", [], matched.changes))
         if len(matched.marks):
-            self._note("matched", matched.marks, matched.resolved)
+            self._record("matched", matched.marks, matched.resolved)
 
-    def _note(self, how: str, marks: Any, resolved: Any) -> None:
+    def _record(self, how: str, marks: Any, resolved: Any) -> None:
         self.found.append((how, sorted(marks.tolist()), max(resolved.tolist(), default=0)))
 
     def held_up(self, *_: Any) -> bool:

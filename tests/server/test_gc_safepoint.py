@@ -38,9 +38,9 @@ class Watched:
     def __init__(self, upstream: EmbeddedUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
         self._upstream = upstream
         self.registrations: list[dict[str, int]] = []
-        monkeypatch.setattr(upstream.faults, "capture_error", self._note)
+        monkeypatch.setattr(upstream.faults, "capture_error", self._record)
 
-    def _note(self, region_id: int) -> Any:
+    def _record(self, region_id: int) -> Any:
         self.registrations.append(self.held())
 
     def held(self) -> dict[str, int]:

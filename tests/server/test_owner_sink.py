@@ -142,25 +142,25 @@ class Beginning:
         plan = FeedPlan(1, FeedId("default", "one"), URI, merge_config({}, URI), "i", paths, "here")
         opened = SimpleNamespace(delivered_to=0, resolved_journal=5, ddl_journal=0)
         self.owner = SimpleNamespace(sink_open=lambda *journal: None)
-        adopt = self._note("adopt the settings", False)
+        adopt = self._logged("adopt the settings", False)
         self._record = SimpleNamespace(plan=plan, loading=False, adopt_settings=adopt)
         self._jobs = Jobs(plan.feed, lambda: None)
         self._effects = SimpleNamespace(begin=lambda: None)
         self._check_sink = lambda: None
         self._wake = SimpleNamespace(clear=lambda: None)
         self.shares = SimpleNamespace(
-            raise_grants=self._note("store the grants", grants),
+            raise_grants=self._logged("store the grants", grants),
             lead=lambda grants: "here",
-            fence_all=self._note("fence all writers"),
+            fence_all=self._logged("fence all writers"),
         )
-        self.sink = SimpleNamespace(begin=lambda: None, open=self._note("open the sink", opened))
-        self.layout = SimpleNamespace(take_up=self._note("take up the layout"))
+        self.sink = SimpleNamespace(begin=lambda: None, open=self._logged("open the sink", opened))
+        self.layout = SimpleNamespace(take_up=self._logged("take up the layout"))
         self.reports = SimpleNamespace(totals=SimpleNamespace(starts=0))
         self.peers = {name: name for name in grants}
         self._link = SimpleNamespace(dispatch=lambda peer, wish: self.asked.append(f"{peer}: {wish}"))
         self.ddl = SimpleNamespace(try_again=lambda: None)
 
-    def _note(self, what: str, answer: Any = None) -> Callable[..., Any]:
+    def _logged(self, what: str, answer: Any = None) -> Callable[..., Any]:
         async def ask(*given: Any) -> Any:
             self.asked.append(what)
             if what == "fence all writers" and not self._fenced:

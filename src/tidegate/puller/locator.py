@@ -22,7 +22,7 @@ TASKS_PER_ROUND: Final = 4096
 
 
 class Locator:
-    """Calls `tell` from its thread with the parts of each task's range, in several calls if it is large.
+    """Calls `report` from its thread with the parts of each task's range, in several calls if it is large.
 
     `fail` is called with an error that ends the thread.
     """
@@ -30,10 +30,10 @@ class Locator:
     def __init__(
         self,
         pd: PdClient,
-        tell: Callable[[list[tuple[Locate, list[Found]]]], None],
+        report: Callable[[list[tuple[Locate, list[Found]]]], None],
         fail: Callable[[TidegateError], None],
     ) -> None:
-        self._pd, self._report, self._fail = pd, tell, fail
+        self._pd, self._report, self._fail = pd, report, fail
         self._tasks: queue.SimpleQueue[Locate | None] = queue.SimpleQueue()
 
     def ask(self, task: Locate) -> None:

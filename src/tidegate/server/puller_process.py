@@ -122,10 +122,10 @@ def _stop(control: ControlClient, error: TidegateError) -> None:
 def _serve(control: ControlClient, store: EventStore, puller: Puller, notices: _Notices) -> None:
     done = threading.Event()
     orders = _Orders(control, store, puller)
-    teller = threading.Thread(
+    status = threading.Thread(
         target=_send_status, args=(control, store, puller, orders, notices, done), name="status", daemon=True
     )
-    teller.start()
+    status.start()
     try:
         while (report := control.receive(TO_PULLER)) is not None:
             if isinstance(report, SafePoint):
@@ -134,7 +134,7 @@ def _serve(control: ControlClient, store: EventStore, puller: Puller, notices: _
                 orders.take(report)
     finally:
         done.set()
-        teller.join()
+        status.join()
 
 
 class _Orders:

@@ -123,7 +123,7 @@ class BankWorkload:
         `rate_rows_per_s`: None: as fast as possible. `on_progress`: called about five times a second. Raises
         Retryable if upstream is down for AWAY_S.
         """
-        tell = on_progress or (lambda stats: None)
+        show = on_progress or (lambda stats: None)
         began = reported = self._clock.monotonic()
         already, drawn, since_ddl = self.stats.seconds, 0, 0
         self._stop = stop_event
@@ -140,12 +140,12 @@ class BankWorkload:
                 now = self._clock.monotonic()
                 if now - reported >= PROGRESS_EVERY_S:
                     reported, self.stats.seconds = now, already + now - began
-                    tell(self.stats)
+                    show(self.stats)
                 if rate_rows_per_s:
                     stop_event.wait(max(0.0, began + drawn / rate_rows_per_s - now))
             flight.land(0)
         self.stats.seconds = already + self._clock.monotonic() - began
-        tell(self.stats)
+        show(self.stats)
         return self.stats
 
     def close(self) -> None:

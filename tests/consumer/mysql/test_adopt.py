@@ -208,7 +208,7 @@ def test_a_table_that_rows_could_not_be_brought_right_in_is_refused(
         assert not consumer.target.definitions
 
 
-def test_triggers_strangers_and_missing_tables_are_refused(
+def test_triggers_unknown_and_missing_tables_are_refused(
     mariadb: MySqlServer, cursor: Any, tmp_path: Path
 ) -> None:
     with Consumer(mariadb, tmp_path) as consumer, pytest.raises(Fatal, match="not at the target"):

@@ -72,18 +72,18 @@ def test_a_split_is_durable_and_observed_before_anyone_can_find_its_parts(tmp_pa
     class Watcher:
         """Both an observer and a member: notes its calls, and how many regions there are by then."""
 
-        def _note(self, what: str) -> None:
+        def _record(self, what: str) -> None:
             durable = len(load(store.engine, [], 1).all)
             seen.append((what, durable, len(store.regions.all)))
 
         def on_applied(self, commands: Sequence[Command]) -> None:
-            self._note("observed")
+            self._record("observed")
 
         def will_change(self, change: RegionChange) -> None:
-            self._note("will change")
+            self._record("will change")
 
         def has_changed(self, change: RegionChange) -> None:
-            self._note("has changed")
+            self._record("has changed")
 
     reported = threading.Event()
     store.observers[1] = store.members[1] = Watcher()

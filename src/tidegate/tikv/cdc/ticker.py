@@ -26,8 +26,8 @@ from tidegate.tikv.raft.raftstore import Raftstore
 TICK_S: Final = 0.05
 QUIET_S: Final = 2.0
 QUIET_TICKS: Final = 4
-"""If nothing was written for QUIET_S, ticks are this many times as far apart, unless they are so far apart
-because of TICK_SHARE: a tick then tells clients nothing but the time, and costs each of them work. TiKV itself
+"""If nothing was written for QUIET_S, ticks are this many times as far apart, unless TICK_SHARE has them so
+far apart already: a tick then shows clients nothing but the time, and costs each of them work. TiKV itself
 ticks once a second (6.5.0: five times)."""
 TICK_SHARE: Final = 0.05
 """The share of a core that ticks of all stores may take: with many downstreams or stores they slow down."""
@@ -84,8 +84,8 @@ class Ticker:
                 return
             # A client needs the resolved ts of all stores, so a write at any of them ends the rest of all.
             quiet = time.monotonic() - self._raftstore.active_at > QUIET_S
-            # By the clock, not by the number of pauses: with 100,000 regions one pause lasts seconds, and four
-            # of them would leave a quiet region without a mark for half a minute.
+            # By the clock, not by the number of pauses: with 100,000 regions one pause lasts seconds, and
+            # four of them would leave a quiet region without a mark for half a minute.
             if quiet and time.monotonic() - ticked_at < (QUIET_TICKS - 0.5) * self._tick_s:
                 continue
             ticked_at = time.monotonic()
