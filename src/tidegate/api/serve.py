@@ -100,7 +100,7 @@ async def run(
     server = _Server(server_config(GuardedApp(app, rules), CONNECTIONS_MAX, CLOSE_S, context))
     # Listen before the capture is open, so that its status can be read while it waits for PD.
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    # A server that ends by itself ends the capture too. Otherwise nobody could reach a capture that goes on.
+    # A server that ends by itself ends the capture too. Otherwise nobody could reach a capture that runs on.
     serving.add_done_callback(lambda served: stop.set())
     try:
         while True:

@@ -120,8 +120,8 @@ def _recover_schema(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
         )
     name = job.db_info["db_name"]["O"]
     tables = catalog.dropped_with(job.schema_id)
-    # The schema gets its name back in any case: changefeeds that do not follow it go on, and later jobs are
-    # in it.
+    # The schema gets its name back in any case: changefeeds that do not follow it continue, and later jobs
+    # are in it.
     if tables is None:
         return Transition(
             {job.schema_id: name},

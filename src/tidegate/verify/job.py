@@ -118,7 +118,7 @@ class Verification:
         if note:
             return Verdict(self.name, self._source.ts, 0, 0, 0, 0, (), True, 0, note)
         cuts, here, there = self._sums(self._cuts)
-        # Of the first round, which reads all that is compared. Later rounds read some rows again.
+        # The first round's size: it reads all that is compared. Later rounds read some rows again.
         rows, ranges = (int(here.counts.sum()), int(there.counts.sum())), int(cuts.wanted.sum())
         undecodable = self._undecodable
         differing = here.differs(there)
