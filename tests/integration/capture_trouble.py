@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import httpx
@@ -28,13 +28,17 @@ class Trouble:
     def __init__(self, captures: Captures, etcd: Etcd, seed: int) -> None:
         self.captures, self.etcd, self._chance = captures, etcd, random.Random(seed)
         self.taken: dict[str, list[float]] = defaultdict(list)
+        self._struck = Counter[str]()
+        """How often each capture was struck."""
 
     def strike(self, fault: Fault) -> None:
         """Let it happen, measure it, repair it, and wait until all captures deliver again."""
         names = self.captures.names
         owner = self.captures.owner(names)
         others = names.replace(owner, "")
-        name = owner if fault.owner else self._chance.choice(others)
+        # In turn, because a capture gets no ranges for longer after each of its failures.
+        name = owner if fault.owner else min(others, key=lambda one: (self._struck[one], one))
+        self._struck[name] += 1
         match fault.what:
             case What.NOTHING:
                 end = time.monotonic() + fault.seconds
