@@ -15,6 +15,7 @@ from tidegate.etcd.client import EtcdClient, LeaseGone
 from tidegate.etcd.election import Election, capture_prefix, put_leased
 from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.etcd.session import LEAST_TTL_S, MARGIN, LocalLease, Session, now_s
+from tidegate.server.membership import CaptureInfo, Membership
 
 NUMBERS = iter(range(1_000_000, 2_000_000))
 WAIT_S = 60
@@ -73,6 +74,22 @@ def test_the_oldest_is_the_owner_and_the_next_has_a_higher_revision(client: Etcd
         assert not store.transact([guard], [Put(f"/{cluster}/x", b"zombie")]).succeeded
     assert revisions == sorted(set(revisions))
     assert elections[0].owner() is None
+
+
+def test_the_next_session_of_a_process_does_not_wait_for_the_last_one(
+    client: EtcdClient, cluster: int
+) -> None:
+    """etcd that was restarted keeps a lease for its whole TTL, although nobody renews it."""
+    me = CaptureInfo("id", "a", "127.0.0.1:1", "1")
+    last = Membership(client, cluster, me, 600)
+    epoch = last.register()
+    last.stand()
+    with pytest.raises(Retryable, match="another capture has this name"):
+        Membership(client, cluster, me, 600).register()
+    now = Membership(client, cluster, me, 600, last.lease)
+    assert now.register() > epoch
+    assert now.owner() is None
+    now.close()
 
 
 def test_a_session_that_is_not_renewed_ends_here_before_it_ends_in_etcd(

@@ -173,7 +173,7 @@ def test_a_capture_cut_off_from_etcd_stops_and_resumes_once_etcd_answers(
     running = Running(upstream.pd_addr, tmp_path / "a", tmp_path / "out", etcd=line.endpoint)
     try:
         assert running.create("one")["http"] == 200
-        first = running.capture
+        first, pid = running.capture, running.capture.node.application.pid
         work(bank, 20)
         last = first.pd.tso()
         wait_for(lambda: reached(running) >= last, "it delivers")
@@ -187,6 +187,7 @@ def test_a_capture_cut_off_from_etcd_stops_and_resumes_once_etcd_answers(
         last = running.capture.pd.tso()
         wait_for(lambda: reached(running) >= last, "it delivers again")
         assert running.capture.node.owner_rev > first.node.owner_rev
+        assert running.capture.node.application.pid == pid != 0, "the application has not ended"
     finally:
         running.stop()
         line.close()

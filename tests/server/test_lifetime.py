@@ -35,6 +35,22 @@ def test_a_call_is_repeated_until_it_answers_and_the_wait_is_said_once() -> None
     asyncio.run(waited())
 
 
+def test_the_longest_pause_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifetime, "WAITS_S", (3600.0,))
+
+    async def waited() -> None:
+        attempts = iter((Retryable("etcd does not answer"), None))
+
+        def work() -> None:
+            if (error := next(attempts)) is not None:
+                raise error
+
+        async with asyncio.timeout(60):
+            await Lifetime().until(work, "etcd to answer", lambda error: None, 0.001)
+
+    asyncio.run(waited())
+
+
 def test_an_error_that_does_not_pass_ends_the_wait() -> None:
     def work() -> None:
         raise InvalidInput("this is no PD")

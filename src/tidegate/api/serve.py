@@ -108,9 +108,9 @@ async def run(
             if lost is None or stop.is_set() or not options.etcd:
                 return lost
             event(LOG, logging.WARNING, "the capture starts its work again", why=str(lost))
-            await capture.stop()
+            await capture.end_session()
             await asyncio.sleep(AGAIN_S)
-            capture = app.state.capture = Capture(options)
+            capture = app.state.capture = Capture(options, capture.process)
     finally:
         # The API ends first, so that no request meets a capture that is being closed.
         server.should_exit = True

@@ -27,6 +27,8 @@ CALL_S: Final = 3.0
 PATIENCE_S: Final = 10.0
 PAUSE_S: Final = 0.1
 HURRY_S: Final = 0.5
+RECONNECT_MS: Final = 500
+"""The longest pause between two attempts to connect: while etcd is away nothing is delivered."""
 READ_S: Final = 0.5
 """How long to wait, after the end of a stream, for messages that came before the end."""
 ELSEWHERE: Final = frozenset(
@@ -74,7 +76,7 @@ class EtcdClient:
                 where=endpoints,
                 fix="give --ca, and --cert and --key if etcd asks for them (tidegate --help)",
             )
-        self._pool = ChannelPool(known if secure or secure is None else None)
+        self._pool = ChannelPool(known if secure or secure is None else None, reconnect_ms=RECONNECT_MS)
         self._patience_s, self._call_s = PATIENCE_S if patience_s is None else patience_s, CALL_S
         self._lock = threading.Lock()
         self._at = 0

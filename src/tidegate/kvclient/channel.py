@@ -32,18 +32,22 @@ _OPTIONS: Final = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
     # Otherwise the channels of several pools to one address share a connection and its back-off state.
     ("grpc.use_local_subchannel_pool", 1),
 )
 """While a call is open, keepalive detects within 15 s that a peer hangs (a stopped process, a cut cable)."""
+RECONNECT_MS: Final = 2_000
 
 
 class ChannelPool:
-    """Channels by address. Thread-safe; `close` ends every call on them."""
+    """Channels by address. Thread-safe; `close` ends every call on them.
 
-    def __init__(self, tls: Tls | None = None) -> None:
+    `reconnect_ms`: the longest pause between two attempts to connect. All calls fail at once meanwhile.
+    """
+
+    def __init__(self, tls: Tls | None = None, *, reconnect_ms: int = RECONNECT_MS) -> None:
         self._tls = tls
+        self._options = (*_OPTIONS, ("grpc.max_reconnect_backoff_ms", reconnect_ms))
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         self._stubs: dict[tuple[str, Callable[[grpc.Channel], Any]], Any] = {}
@@ -83,9 +87,9 @@ class ChannelPool:
         channel = self._channels.get(address)
         if channel is None:
             if self._tls is None:
-                channel = grpc.insecure_channel(address, options=_OPTIONS)
+                channel = grpc.insecure_channel(address, options=self._options)
             else:
-                channel = grpc.secure_channel(address, self._tls.client(), options=_OPTIONS)
+                channel = grpc.secure_channel(address, self._tls.client(), options=self._options)
             self._channels[address] = channel
         return channel
 

@@ -22,15 +22,21 @@ LOG: Final = logging.getLogger(__name__)
 
 CAPTURES_S: Final = 0.5
 """How often the list of captures is read."""
+PAUSE_S: Final = 0.5
+"""The longest pause between two attempts. While no capture reaches etcd nothing is delivered, so each second
+counts when etcd is back, and an attempt is one small request.
+"""
 
 T = TypeVar("T")
 
 
 async def until_etcd_answers(lifetime: Lifetime, work: Callable[[], T], what: str) -> T:
     """The result of a call to etcd, however long that takes; see `Lifetime.until`."""
-    return await lifetime.until(
-        work, what, lambda error: event(LOG, logging.WARNING, "waiting for etcd", error=str(error))
-    )
+
+    def on_wait(error: Retryable) -> None:
+        event(LOG, logging.WARNING, "waiting for etcd", error=str(error))
+
+    return await lifetime.until(work, what, on_wait, PAUSE_S)
 
 
 class Candidacy:
@@ -54,6 +60,7 @@ class Candidacy:
         """The owner of the feeds while this capture is a standby."""
         self._client, self._where, self._lifetime, self._standing_by = client, where, lifetime, standing_by
         self._watches: list[asyncio.Task[None]] = []
+        self._has_left = False
 
     async def register(self) -> int:
         """Make this capture visible to the others, and read which others there are; returns its epoch.
@@ -79,6 +86,9 @@ class Candidacy:
             try:
                 owner = await asyncio.to_thread(member.owner)
                 if owner is not None and member.is_mine(owner):
+                    # Read now: the last reading may still have the capture that was the owner, and the
+                    # changefeeds would wait for its answer (`ProcessorLink.meet`).
+                    self.captures = tuple(await asyncio.to_thread(member.captures))
                     break
                 # Once for each owner: to stand by asks etcd for the list of captures.
                 if owner is not None and owner != shown:
@@ -92,7 +102,10 @@ class Candidacy:
         return owner
 
     async def leave(self) -> None:
-        """End the session, so that the next owner need not wait for the lease to expire. Idempotent."""
+        """End the session, so that the next owner need not wait for the lease to expire. One attempt."""
+        if self._has_left:
+            return
+        self._has_left = True
         if self._lifetime.lost.done():
             # The session is over, so nothing is gained by waiting for etcd.
             self._client.hurry()

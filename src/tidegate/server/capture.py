@@ -6,7 +6,8 @@ Only one capture can use a data folder (a lock on `DATA_DIR/lock`). At the start
 however long that takes; `waiting_for` says so. A capture that is alone then rewrites the cluster's owner key.
 The key's new revision is the first part of every token that the capture grants, and it guards every write,
 so a capture that was replaced cannot store anything. Captures that share an etcd hold an election instead:
-each runs all its processes and waits until it is the owner (`server.membership`). Children die with this
+each runs all its processes and waits until it is the owner (`server.membership`). If its session ends, the
+next capture of the same process takes over the application (`server.capture_process`). Children die with this
 process.
 """
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -38,8 +38,6 @@ from tidegate.etcd.metadata import SCHEME
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
 from tidegate.model.reports import (
-    ApplicationHello,
-    FromApplication,
     FromPipeline,
     FromPuller,
     PipelineHello,
@@ -47,10 +45,11 @@ from tidegate.model.reports import (
     Report,
 )
 from tidegate.server import compilation
-from tidegate.server.application import Application, ApplicationCommand
+from tidegate.server.application import ApplicationCommand
 from tidegate.server.candidacy import Candidacy, until_etcd_answers
+from tidegate.server.capture_process import CaptureProcess
 from tidegate.server.catalogues import Catalogues
-from tidegate.server.data_folder import check_mode, lock_folder
+from tidegate.server.data_folder import check_mode
 from tidegate.server.feed_plan import Paths
 from tidegate.server.lifetime import Lifetime
 from tidegate.server.membership import CaptureInfo, Membership, Resigned, capture_name
@@ -68,7 +67,7 @@ from tidegate.server.readers import Readers
 from tidegate.server.recorder import Recorder, follow_nothing
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.server.spans import SpanRegistry
-from tidegate.server.supervisor import Connection, ControlSocket
+from tidegate.server.supervisor import Connection
 from tidegate.tls import Tls
 
 LOG: Final = logging.getLogger(__name__)
@@ -146,42 +145,47 @@ class Place:
 class Capture:
     """A running capture. `start` opens it, `stop` ends it."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, process: CaptureProcess | None = None) -> None:
+        """`process`: what the last capture of this process has kept; None: this is the first one."""
         self.options = options
+        self.process = process or CaptureProcess(options.application_command, options.clock)
         self.id = options.id or str(uuid.uuid4())
         self.cluster = 0
         self.takes_messages = False
         """Whether other captures may send messages to this one."""
         self._lifetime = Lifetime()
         self._stack = contextlib.AsyncExitStack()
-        self._application: Application | None = None
         self._candidacy: Candidacy | None = None
         """The session in the shared etcd; None: this capture is alone, or has not come that far yet."""
         self._ready = False
 
     async def start(self) -> None:
-        """Open everything; raises TidegateError. Closes what it has opened if it fails or is cancelled."""
+        """Open everything; raises TidegateError. If it fails or is cancelled, it ends as by `end_session`."""
         try:
             await self._open()
             self._ready = True
         except BaseException:
-            await self.stop()
+            await self.end_session()
             raise
 
     async def stop(self) -> None:
         """End feeds and children, close everything; takes a few seconds at most."""
+        await self.end_session()
+        await self.process.close()
+
+    async def end_session(self) -> None:
+        """The same, but keep `process`, so that the next capture need not start the application."""
         self._ready = self.takes_messages = False
-        if self._candidacy is not None and self.lost.done() and self._application is not None:
+        if self._candidacy is not None and self.lost.done():
             # Another capture takes over without waiting for this end: its sinks fence our writers.
-            await asyncio.gather(self._application.stop(), self._candidacy.leave())
+            await self._candidacy.leave()
         await self._stack.aclose()
 
     # --- the start -----------------------------------------------------------------------------------
 
     async def _open(self) -> None:
         options, stack = self.options, self._stack
-        # First, so that the folder is given free last, when nothing of this process uses it any more.
-        stack.callback(os.close, lock_folder(options.data_dir))
+        self.process.lock(options.data_dir)
         if not kernel.is_compiled():
             with self._lifetime.wait(compilation.WAITS_FOR):
                 await compilation.compile_kernels()
@@ -199,8 +203,7 @@ class Capture:
             place = await self._open_etcd()
         else:
             place = await self._open_alone(paths, disk, ballast)
-        application = Application(options.application_command, paths.socket, paths.application, options.clock)
-        self._application = application
+        application = await self.process.open(paths, self._receive)
         self.pullers = self._pullers()
         self.node = Node(
             cluster=self.cluster,
@@ -226,13 +229,9 @@ class Capture:
         self.processor_registry = ProcessorRegistry(self.node)
         self.reactor = Reactor(self.node, self.processor_registry.end)
         self.readers = Readers(self.reactor, elsewhere=options.elsewhere)
-        socket = ControlSocket(paths.socket, self._receive)
-        await socket.open()
-        # The stack is undone from its end: first the reactor, then the processors, then the application,
-        # which they need to end their work, and the pullers. The socket closes when its children are gone.
-        stack.push_async_callback(socket.close)
+        # The stack is undone from its end: first the reactor, then the processors, then the pullers. The
+        # application ends after them, because they need it to end their work.
         stack.push_async_callback(self.pullers.stop)
-        stack.push_async_callback(application.stop)
         # This starts a child, which connects to the socket at once.
         self.pullers.of(TABLE_MODE)
         stack.push_async_callback(self.processor_registry.stop)
@@ -285,8 +284,10 @@ class Capture:
         client, where = EtcdClient(options.etcd), f"etcd at {options.etcd}"
         stack.callback(client.close)
         me = CaptureInfo(self.id, capture_name(options.data_dir), options.address, __version__)
-        begin = partial(Membership, client, self.cluster, me, options.session_ttl_s)
+        earlier = self.process.last_lease
+        begin = partial(Membership, client, self.cluster, me, options.session_ttl_s, earlier)
         member = await until_etcd_answers(self._lifetime, begin, f"{where} to answer")
+        self.process.last_lease = member.lease
         candidacy = Candidacy(client, member, where, self._lifetime, lambda: options.standing_by(self))
         self._candidacy = candidacy
         stack.push_async_callback(candidacy.close)
@@ -416,14 +417,10 @@ class Capture:
     # --- the socket ----------------------------------------------------------------------------------
 
     async def _receive(self, connection: Connection, report: Report) -> None:
-        """Pass a report to its receiver. The peer's hello fixes which reports it may send; the socket rejects
-        all others.
-        """
+        """Pass a report of a puller or a pipeline to its receiver."""
         match connection.hello:
             case PullerHello() as puller:
                 self.pullers.receive(connection, puller, cast(FromPuller, report))
-            case ApplicationHello():
-                self.node.application.receive(connection, cast(FromApplication, report))
             case PipelineHello(changefeed, incarnation, _):
                 processor = self.processor_registry.processors.get(FeedId.parse(changefeed))
                 if processor is not None:

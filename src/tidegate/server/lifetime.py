@@ -43,11 +43,18 @@ class Lifetime:
         finally:
             self.waiting_for = ""
 
-    async def until(self, work: Callable[[], T], what: str, on_wait: Callable[[Retryable], None]) -> T:
+    async def until(
+        self,
+        work: Callable[[], T],
+        what: str,
+        on_wait: Callable[[Retryable], None],
+        pause_s: float = WAITS_S[-1],
+    ) -> T:
         """Repeat `work`, which blocks, until it does not raise Retryable, however long that takes.
 
-        `what`: what it waits for, in words. `on_wait` is called with the first Retryable. Raises other errors
-        of `work`, and the reason if the capture is lost meanwhile.
+        `what`: what it waits for, in words. `on_wait` is called with the first Retryable. `pause_s`: the
+        longest pause between two attempts. Raises other errors of `work`, and the reason if the capture is
+        lost meanwhile.
         """
         failures = 0
         while True:
@@ -58,7 +65,7 @@ class Lifetime:
                 if failures == 0:
                     self.waiting_for = what
                     on_wait(error)
-                await asyncio.sleep(WAITS_S[min(failures, len(WAITS_S) - 1)])
+                await asyncio.sleep(min(pause_s, WAITS_S[min(failures, len(WAITS_S) - 1)]))
                 failures += 1
                 continue
             self.waiting_for = ""

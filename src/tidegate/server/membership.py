@@ -80,11 +80,23 @@ class CaptureInfo:
 class Membership:
     """One session of one capture. Calls block as etcd does, and raise Retryable if it does not answer."""
 
-    def __init__(self, client: EtcdClient, cluster: int, me: CaptureInfo, ttl_s: int) -> None:
+    def __init__(
+        self, client: EtcdClient, cluster: int, me: CaptureInfo, ttl_s: int, earlier: int = 0
+    ) -> None:
+        """`earlier`: the lease of this process's last session, whose work has ended; 0: it had none."""
         self.metadata, self.me = EtcdMetadata(client), me
         self._client, self._cluster = client, cluster
+        if earlier:
+            # Its keys are in the way: that of our name, and if it was the owner, of all candidates. A member
+            # of etcd that becomes the leader gives each lease its whole TTL again.
+            client.revoke(earlier)
         self._session = Session(client, ttl_s)
         self._election = Election(client, cluster, self._session.lease, me.name)
+
+    @property
+    def lease(self) -> int:
+        """The session's lease in etcd."""
+        return self._session.lease
 
     def register(self) -> int:
         """Write this capture's key; returns its revision. Raises Retryable while another session, such as our

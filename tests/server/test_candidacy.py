@@ -1,0 +1,33 @@
+"""An elected capture knows which other captures there are."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from tidegate.etcd.election import Candidate
+from tidegate.server.candidacy import Candidacy
+from tidegate.server.lifetime import Lifetime
+from tidegate.server.membership import CaptureInfo
+
+
+def test_an_elected_capture_knows_that_the_last_owner_is_gone() -> None:
+    """Otherwise all changefeeds would wait for its answer before they begin."""
+    me, last = (CaptureInfo(name, name, f"{name}:1", "1") for name in "ab")
+
+    async def elected() -> None:
+        member: Any = SimpleNamespace(
+            me=me,
+            stand=lambda: None,
+            owner=lambda: Candidate("a", "key of a", 7),
+            is_mine=lambda owner: owner.key == "key of a",
+            captures=lambda: [me],
+        )
+        client: Any = None
+        candidacy = Candidacy(client, member, "etcd", Lifetime(), lambda: None)
+        candidacy.captures = (me, last)  # read before the last owner's session ended
+        assert (await candidacy.until_elected()).revision == 7
+        assert candidacy.others() == {}
+
+    asyncio.run(elected())
