@@ -86,7 +86,8 @@ def capture_with(feeds: int, folder: Path, uses: Counter[str]) -> Capture:
         info = FeedInfo(URI, config, 5, 0, 1, "normal", f"i{number}")
         feed = FeedId("default", f"f{number}")
         reactor.feeds[feed] = Feed(node, feed, info, FeedStatus(5))
-    capture.node, capture.reactor, capture.readers = node, reactor, Readers(reactor)
+    tenure: Any = SimpleNamespace(reactor=reactor, readers=Readers(reactor))
+    capture.node, capture.tenure = node, tenure
     capture._ready = True
     return capture
 

@@ -76,6 +76,27 @@ def test_the_oldest_is_the_owner_and_the_next_has_a_higher_revision(client: Etcd
     assert elections[0].owner() is None
 
 
+def test_a_candidate_that_steps_down_is_the_last_in_the_row(client: EtcdClient, cluster: int) -> None:
+    first, second = (Election(client, cluster, Session(client, 10).lease, name) for name in "ab")
+    first.stand()
+    second.stand()
+    old = first.owner()
+    assert old is not None
+    first.step_down(old.revision)
+    first.stand()
+    now = first.owner()
+    assert now is not None
+    assert now.capture == "b"
+    first.step_down(old.revision)  # an attempt that was repeated arrives late
+    second.step_down(now.revision)
+    again = first.owner()
+    assert again is not None
+    assert again.key == old.key
+    assert again.revision > now.revision
+    guard = Compare(old.key, mod_revision=old.revision)
+    assert not EtcdMetadata(client).transact([guard], [Put(f"/{cluster}/x", b"of the first term")]).succeeded
+
+
 def test_the_next_session_of_a_process_does_not_wait_for_the_last_one(
     client: EtcdClient, cluster: int
 ) -> None:

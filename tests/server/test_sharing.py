@@ -123,6 +123,32 @@ def test_captures_come_and_go_and_all_rows_arrive_once(
     check_order(third.lines("one"))
 
 
+def test_an_owner_that_resigns_delivers_its_share_under_the_next_one(
+    start: Start, bank: BankWorkload, fenced: list[set[str]]
+) -> None:
+    """Otherwise its ranges would be pulled elsewhere, and the checkpoint would wait for that."""
+    first = start("a")
+    assert first.create("one")["http"] == 200
+    second = start("b")
+    wait_for(lambda: len(shares(first)) == 2, "both deliver")
+    delivers(first, bank)
+    there, capture = shares(first), first.capture
+    pids, rounds = {one.capture.node.application.pid for one in (first, second)}, len(fenced)
+    terms = [capture.node.owner_rev]
+    for owner, other in ((first, second), (second, first)):
+        assert owner.call("POST", "/owner/resign")["http"] == 202
+        wait_for(lambda one=other: one.capture.ready, "the other one is elected")  # type: ignore[misc]
+        delivers(owner, bank)  # it passes requests on
+        assert not owner.capture.ready
+        assert shares(other) == there, "nothing has moved"
+        terms.append(other.capture.node.owner_rev)
+    assert first.capture is capture, "its session has not ended"
+    assert terms == sorted(set(terms))
+    assert len(fenced) == rounds + 2, "one incarnation under each owner"
+    assert {one.capture.node.application.pid for one in (first, second)} == pids
+    check_order(first.lines("one"))
+
+
 def test_the_record_of_a_run_replays_and_one_changed_effect_is_found(
     start: Start, bank: BankWorkload, fenced: list[set[str]], tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Set
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def test_the_others_continue_without_a_capture_that_stays_unreachable() -> None:
         assert not outcome.violation, f"seed {outcome.seed}: {outcome.violation}\n" + "\n".join(outcome.lines)
         kinds.update(kind for kind in outcome.faults if kind.endswith(" for good"))
     assert len(kinds) == 3, kinds
+
+
+def test_owners_that_resign_take_turns_and_end_no_session() -> None:
+    scenario = Scenario("owners resign", ("owner resigned",), begin_s=12.0, every_s=6.0)
+    for seed in range(3):
+        outcome = Simulation(scenario, seed, whole=True).run()
+        assert not outcome.violation, outcome.violation
+        joined = [line for line in outcome.lines if " joins, epoch " in line]
+        elected = [line.split()[1] for line in outcome.lines if " is elected, owner " in line]
+        assert len(joined) == scenario.captures
+        assert len(elected) > 2
+        assert all(one != after for one, after in pairwise(elected)), "the last in the row is elected last"
 
 
 def test_without_faults_everything_is_shared_and_delivered_at_once() -> None:

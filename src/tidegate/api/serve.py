@@ -121,23 +121,32 @@ async def run(
 async def _live(capture: Capture, ready: Ready, stop: asyncio.Event) -> TidegateError | None:
     """Run a capture from its start until it is stopped or lost; if lost, returns the reason."""
     stopping = asyncio.create_task(stop.wait())
-    starting = asyncio.create_task(capture.start())
+    begin = capture.start
     try:
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            # `Capture.start` closes what it has opened when it is cancelled.
-            starting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await starting
-            return None
-        try:
-            await starting
-        except (Fenced, Retryable) as error:
-            if not capture.options.etcd:
-                raise
-            return error  # etcd, or the session, was lost during the start
-        ready(capture)
-        await asyncio.wait((capture.lost, stopping), return_when=asyncio.FIRST_COMPLETED)
-        return capture.lost.result() if capture.lost.done() else None
+        while True:
+            beginning = asyncio.create_task(begin())
+            await asyncio.wait((beginning, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not beginning.done():
+                # `Capture.start` closes what it has opened when it is cancelled.
+                beginning.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await beginning
+                return None
+            try:
+                await beginning
+            except (Fenced, Retryable) as error:
+                if not capture.options.etcd:
+                    raise
+                return error  # etcd, or the session, was lost
+            ready(capture)
+            resigning = asyncio.create_task(capture.resigns.wait())
+            ends = (capture.lost, stopping, resigning)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            resigning.cancel()
+            if capture.lost.done():
+                return capture.lost.result()
+            if stopping.done():
+                return None
+            begin = capture.step_down
     finally:
         stopping.cancel()

@@ -49,8 +49,16 @@ class Election:
         self.key = f"{self._prefix}{lease:x}"
 
     def stand(self) -> None:
-        """Become a candidate by writing our key; call it once."""
+        """Become a candidate by writing our key, or do nothing if it is there."""
         put_leased(self._client, self.key, self._capture.encode(), self._lease)
+
+    def step_down(self, revision: int) -> None:
+        """Delete our key of this revision. Another `stand` makes us the last in the row of candidates."""
+        # Only the key of this revision, because a repeated attempt may arrive after we stand again.
+        mine = pb.Compare(target=pb.Compare.CREATE, key=self.key.encode(), create_revision=revision)
+        delete = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=self.key.encode()))
+        request = pb.TxnRequest(compare=[mine], success=[delete])
+        self._client.until_answered(lambda: self._client.try_txn(request))
 
     def owner(self) -> Candidate | None:
         """The current owner; None: there is no candidate."""

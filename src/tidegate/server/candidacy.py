@@ -40,7 +40,8 @@ async def until_etcd_answers(lifetime: Lifetime, work: Callable[[], T], what: st
 
 
 class Candidacy:
-    """One session of a capture: `register`, `until_elected`, `close`, in this order.
+    """One session of a capture: `register`, `until_elected`, `close`, in this order. Between the last two,
+    the capture may step down and be elected again, any number of times.
 
     `captures` and `owner` have the values that were read last; etcd may have newer ones.
     """
@@ -100,6 +101,13 @@ class Candidacy:
         lifetime.waiting_for, self.owner = "", None
         event(LOG, logging.INFO, "elected", capture=member.me.name, owner_rev=owner.revision)
         return owner
+
+    async def step_down(self, revision: int) -> None:
+        """Let another capture be elected, and keep the session. After that, `until_elected` again.
+
+        `revision`: by which this capture is the owner; it must not write as owner any more.
+        """
+        await asyncio.to_thread(self.member.step_down, revision)
 
     async def leave(self) -> None:
         """End the session, so that the next owner need not wait for the lease to expire. One attempt."""

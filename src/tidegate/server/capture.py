@@ -52,7 +52,7 @@ from tidegate.server.catalogues import Catalogues
 from tidegate.server.data_folder import check_mode
 from tidegate.server.feed_plan import Paths
 from tidegate.server.lifetime import Lifetime
-from tidegate.server.membership import CaptureInfo, Membership, Resigned, capture_name
+from tidegate.server.membership import CaptureInfo, Membership, capture_name
 from tidegate.server.message_client import MessageClient
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.new_feed import Refused as RequestRefused
@@ -68,6 +68,7 @@ from tidegate.server.recorder import Recorder, follow_nothing
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.server.spans import SpanRegistry
 from tidegate.server.supervisor import Connection
+from tidegate.server.tenure import Tenure
 from tidegate.tls import Tls
 
 LOG: Final = logging.getLogger(__name__)
@@ -153,6 +154,8 @@ class Capture:
         self.cluster = 0
         self.takes_messages = False
         """Whether other captures may send messages to this one."""
+        self.resigns = asyncio.Event()
+        """Set when a user asks the owner to `step_down`."""
         self._lifetime = Lifetime()
         self._stack = contextlib.AsyncExitStack()
         self._candidacy: Candidacy | None = None
@@ -172,6 +175,13 @@ class Capture:
         """End feeds and children, close everything; takes a few seconds at most."""
         await self.end_session()
         await self.process.close()
+
+    async def step_down(self) -> None:
+        """Let another capture own the changefeeds, as it was asked to; see `Tenure.step_down`."""
+        self._ready = False
+        self.resigns.clear()
+        await self.tenure.step_down()
+        self._ready = True
 
     async def end_session(self) -> None:
         """The same, but keep `process`, so that the next capture need not start the application."""
@@ -227,8 +237,7 @@ class Capture:
             follow=follow_nothing if options.record is None else Recorder(options.record).follow,
         )
         self.processor_registry = ProcessorRegistry(self.node)
-        self.reactor = Reactor(self.node, self.processor_registry.end)
-        self.readers = Readers(self.reactor, elsewhere=options.elsewhere)
+        self.tenure = Tenure(self.node, self.processor_registry, self._candidacy, elsewhere=options.elsewhere)
         # The stack is undone from its end: first the reactor, then the processors, then the pullers. The
         # application ends after them, because they need it to end their work.
         stack.push_async_callback(self.pullers.stop)
@@ -238,16 +247,13 @@ class Capture:
         if self._candidacy is None:
             self.processor_registry.start()
         else:
-            await self._be_elected(self._candidacy)
-            self.processor_registry.take_over()
-        await self.reactor.start()
+            self._stand_by(self._candidacy)
+        await self.tenure.begin()
         if self._candidacy is not None:
             # Pushed before the reactor's end, so that it is done after it: the next owner is elected when
             # this one writes nothing more.
             stack.push_async_callback(self._candidacy.leave)
-        stack.push_async_callback(self.reactor.stop)
-        sweep = asyncio.create_task(self.readers.sweep(), name="readers without a query")
-        stack.callback(sweep.cancel)
+        stack.push_async_callback(self.tenure.end)
 
     async def _wait_for_pd(self) -> int:
         """The cluster's id, as soon as PD answers. Raises InvalidInput when what answers is no PD."""
@@ -322,8 +328,8 @@ class Capture:
         self._stack.callback(catalogues.close)
         return catalogues
 
-    async def _be_elected(self, candidacy: Candidacy) -> None:
-        """Work as a standby, with all processes running, until this capture is elected as owner."""
+    def _stand_by(self, candidacy: Candidacy) -> None:
+        """Work as a standby from now on, with all processes running."""
         node, processor_registry, options = self.node, self.processor_registry, self.options
         # Before the processors start, because they ask it whether this capture may work.
         node.over, node.ids, node.others = candidacy.over, candidacy.ids, candidacy.others
@@ -335,8 +341,6 @@ class Capture:
         node.application.warm()
         # Only now, because the answers to messages need the client.
         self.takes_messages = True
-        owner = await candidacy.until_elected()
-        node.owner_key, node.owner_rev = owner.key, owner.revision
 
     # --- what it is ----------------------------------------------------------------------------------
 
@@ -371,6 +375,16 @@ class Capture:
         return {LOCAL: self.id} if self._candidacy is None else self._candidacy.ids()
 
     @property
+    def reactor(self) -> Reactor:
+        """The changefeeds, while this capture owns them."""
+        return self.tenure.reactor
+
+    @property
+    def readers(self) -> Readers:
+        """The readers, while this capture owns the changefeeds."""
+        return self.tenure.readers
+
+    @property
     def spans(self) -> SpanRegistry:
         """The span registry of the puller for tables."""
         return self.pullers.of(TABLE_MODE).spans
@@ -384,10 +398,11 @@ class Capture:
 
     async def resign(self) -> None:
         """Give up ownership. A capture that is alone takes it again at once: its feeds end and restart under
-        new tokens. If captures share an etcd, another one becomes the owner and this one a standby.
+        new tokens. If captures share an etcd, another one becomes the owner and this one a standby
+        (`step_down`).
         """
         if self._candidacy is not None:
-            self._lifetime.lose(Resigned("the capture was asked to resign", where=self.options.address))
+            self.resigns.set()
             return
         await self.reactor.resign(lambda: take_ownership(self.node.metadata, self.cluster, self.id))
 

@@ -114,6 +114,10 @@ class Membership:
         """Become a candidate."""
         self._election.stand()
 
+    def step_down(self, revision: int) -> None:
+        """Let another candidate be elected; `revision`: by which we are the owner."""
+        self._election.step_down(revision)
+
     def owner(self) -> Candidate | None:
         """The elected candidate; None: there is none."""
         return self._election.owner()

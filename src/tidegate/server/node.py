@@ -127,6 +127,10 @@ class Node:
     """The ids of the captures that have a session, by name; an id belongs to a process."""
     leaving: bool = False
     """Whether this capture is ending; others then continue their work until the next owner sends messages."""
+    steps_down: bool = False
+    """Whether another capture will own the changefeeds while this one continues to deliver. Then the owner's
+    work ends, and no processor is asked to end.
+    """
     checkpoints: Callable[[], list[int]] = list
     """Where every changefeed of tables would begin again, whether it runs or not."""
     manifests: dict[str, ManifestReader] = field(default_factory=dict)
@@ -152,6 +156,13 @@ class Node:
     def term(self) -> str:
         """The capture's name, and the revision by which it is the owner."""
         return f"{self.capture}-{self.owner_rev}"
+
+    def forget_ownership(self) -> None:
+        """Another capture will own the changefeeds. Keep only what belongs to the processors."""
+        self.leaving = self.steps_down = False
+        self.owned, self.burdens = lambda: None, dict
+        self.drained.clear()
+        self.router.owners.clear()
 
     def receive_history(self, scope: int, order: tuple[int, int], said: History) -> bool:
         """Take an owner's statement about upstream's history; False: a later one has come before.

@@ -96,9 +96,11 @@ class ProcessorLink:
         """The processors that messages may be sent to: our own, and those of captures that have a session.
 
         If this capture is not the owner any more, or ends, only its own, because the others belong to the
-        next owner.
+        next owner. If it steps down, none.
         """
         node = self._node
+        if node.steps_down:
+            return []
         alone = node.leaving or node.over() is not None
         names = [node.capture, *(() if alone else sorted(node.others()))]
         return [self._peers[name] for name in names]

@@ -25,7 +25,7 @@ from tidegate.simulator.etcd import EtcdClient
 from tidegate.simulator.owner_task import OwnerTask
 from tidegate.simulator.processor_task import REPORT_S, ProcessorTask
 from tidegate.simulator.upstream import EPOCH_MS, View
-from tidegate.simulator.virtual_time import Process, Signal, Steps, VirtualTime
+from tidegate.simulator.virtual_time import Process, Signal, Steps, Task, VirtualTime
 from tidegate.simulator.words import words
 from tidegate.simulator.worker import Report, Worker
 from tidegate.simulator.world import CLUSTER, TTL_S, World
@@ -92,6 +92,8 @@ class Control:
         self.drained: set[str] = set()
         self.processor: ProcessorTask | None = None
         self.owner: OwnerTask | None = None
+        self._owning: Task | None = None
+        """The task of `owner`."""
         self.lease_id = 0
         self._lease = LocalLease()
         self._lost = Signal(world.time)
@@ -203,17 +205,41 @@ class Control:
             self.drained = {key.removeprefix(drained) for key in keys if key.startswith(drained)}
             candidates = [kv for kv in found if kv.key.startswith(owners)]
             least = min(candidates, key=lambda kv: kv.create_revision, default=None)
-            # `holds` comes last and is asked now: the list may be old, and our key in it may have expired.
-            if least is not None and least.key == self.owner_key and self.owner is None and self.holds:
+            # `holds` comes last and is asked now: the list may be old, and our key in it may have expired. It
+            # may also be the key of a term from which we have resigned.
+            if least is None or least.key != self.owner_key or least.create_revision <= self.owner_rev:
+                yield CAPTURES_S
+                continue
+            if self.owner is None and self.holds:
                 self._become_owner(least.create_revision)
             yield CAPTURES_S
 
     def _become_owner(self, revision: int) -> None:
         self.owner_rev = revision
+        self.client.known.clear()  # since an earlier term of this process others have written
         self.world.note(self.capture, f"is elected, owner {revision}")
         self.world.timeline.counts["owners elected"] += 1
         self.owner = OwnerTask(self)
-        self.world.time.spawn(self.process, self.owner.run())
+        self._owning = self.world.time.spawn(self.process, self.owner.run())
+
+    def resign(self) -> None:
+        """Let another capture be elected. Session, processor and workers stay (`server.tenure`)."""
+        if self.owner is not None and self._owning is not None:
+            self.world.time.spawn(self.process, self._step_down(self.owner, self._owning))
+
+    def _step_down(self, owner: OwnerTask, owning: Task) -> Steps[None]:
+        owning.cancel()
+        owner.end()
+        self.router.owners.clear()
+        mine = Compare(self.owner_key, mod_revision=self.owner_rev)
+        try:
+            yield from self.client.transact((mine,), (Delete(self.owner_key),))
+            # Also if an answer was lost and the key is there again.
+            yield from self._put_leased(self.owner_key, self.capture)
+        except Retryable as error:
+            self.lose(f"it is asked to resign, and etcd does not answer ({error.what})")
+            return
+        self.owner = self._owning = None
 
     def lose(self, why: str) -> None:
         """Its state cannot be trusted any more: end all its work, and start again with a new session."""
@@ -302,12 +328,16 @@ class Capture:
         """Faults to inject at the next such moment."""
         self._waits = False
         """Whether it has ended and will start again."""
+        self._keeps_application = False
+        """Whether the next control process has the application of the last one (`server.capture_process`)."""
 
     def start(self) -> None:
         """Start a control process and its application, unless one runs."""
         if self.control is None:
             self._waits = False
-            self.application_at = self.world.time.now + self.world.time.rng.uniform(*WARM_UP_S)
+            warm_up_s = self.world.time.rng.uniform(*WARM_UP_S)
+            if not self._keeps_application:
+                self.application_at = self.world.time.now + warm_up_s
             self.control = Control(self.world, self)
 
     @property
@@ -340,7 +370,7 @@ class Capture:
             self.world.time.kill(control.process)
         if workers:
             self.kill_workers()
-        self._waits = True
+        self._waits, self._keeps_application = True, False
 
     def kill_workers(self) -> None:
         """Kill all workers. Their open transactions stay open."""
@@ -352,12 +382,14 @@ class Capture:
         worker.writes = None
 
     def restart(self, control: Control) -> None:
-        """The control process has ended itself, with its workers, and with its session if it reaches etcd."""
+        """The control process has ended its work and that of its workers, and its session if it reaches etcd.
+        It keeps its application.
+        """
         self.world.time.kill(control.process)
         self.kill_workers()
         if self.world.network.is_open(self.name, "etcd"):
             self.world.time.after(0.002, self.world.etcd.revoke, control.lease_id)
-        self._waits = True
+        self._waits = self._keeps_application = True
         self.world.time.after(AGAIN_S, self.start_again)
 
     def start_again(self) -> None:

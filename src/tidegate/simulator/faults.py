@@ -303,7 +303,7 @@ class Faults:
         owner = self._world.owner
         if owner is None or owner.control is None or owner.is_stopped:
             return ""
-        owner.control.lose("it is asked to resign")
+        owner.control.resign()
         return f"{owner.name} is asked to resign"
 
     def _set_drained(self, capture: Capture, *, drained: bool) -> None:

@@ -82,6 +82,12 @@ class OwnerTask:
 
     # --- the life ------------------------------------------------------------------------------------
 
+    def end(self) -> None:
+        """End what `run` has begun. Processors continue, and requests that were sent are carried out."""
+        for job in self._jobs:
+            job.cancel()
+        self._jobs.clear()
+
     def run(self) -> Steps[None]:
         """Replicate until another capture is the owner."""
         try:
