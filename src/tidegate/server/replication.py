@@ -237,9 +237,13 @@ class Replication:
             self.owner.sink_lost()
         sink = self.sink.release()
         await self._jobs.end()
-        await self._link.ask_to_end(Wish.PREPARE, [peer for peer in self._link.reachable() if peer.runs])
-        if sink is not None:
-            await sink.close()
+        # Meanwhile, because the checkpoint waits for both. Neither needs the other.
+        closing = asyncio.create_task(sink.close()) if sink is not None else None
+        try:
+            await self._link.ask_to_end(Wish.PREPARE, [peer for peer in self._link.reachable() if peer.runs])
+        finally:
+            if closing is not None:
+                await closing
 
     # --- the loop ------------------------------------------------------------------------------------
 
