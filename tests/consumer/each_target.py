@@ -23,6 +23,7 @@ from tidegate.consumer.iceberg.catalog import WriterCatalog
 from tidegate.consumer.iceberg.snapshots import newest_position
 from tidegate.consumer.iceberg.tables import Tables
 from tidegate.consumer.iceberg.target import IcebergAddress, IcebergTarget
+from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.parquet.address import LogAddress, LogBucketAddress
@@ -213,14 +214,14 @@ class AtIceberg:
     undoes = exclusive = True
     deaths = 40
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, mode: WriteMode = DEFAULT) -> None:
+        self.root, self._mode = root, mode
 
     def address(self) -> IcebergAddress:
-        return IcebergAddress(self.root)
+        return IcebergAddress(self.root, mode=self._mode)
 
     def other(self) -> IcebergAddress:
-        return IcebergAddress(self.root)
+        return IcebergAddress(self.root, mode=self._mode)
 
     def mortal(self, dies_at: int) -> tuple[Any, FilesLife]:
         life = FilesLife(dies_at)

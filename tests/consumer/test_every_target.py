@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.consumer.at_iceberg import deletes_in_small_files
 from tests.consumer.each_target import (
     SCHEMA,
     AtDelta,
@@ -19,6 +20,7 @@ from tests.consumer.each_target import (
 )
 from tests.consumer.story import STORY, do, done_at, position, resume, settled, state_at
 from tidegate.consumer.applying.target import NetChanges, TableChanges, Target
+from tidegate.consumer.iceberg.write_mode import WriteMode
 from tidegate.errors import Fatal, Fenced, InvalidInput, TidegateError
 
 FIRST_COMMIT = 3
@@ -32,8 +34,10 @@ LIVES = 1000
 """Most lives in the test that dies at every write."""
 
 
-@pytest.fixture(params=["delta", "delta-s3", "iceberg", "parquet", "parquet-s3", "mariadb"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+@pytest.fixture(
+    params=["delta", "delta-s3", "iceberg", "iceberg-deletes", "parquet", "parquet-s3", "mariadb"]
+)
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     if request.param == "delta":
         return AtDelta(tmp_path / "target")
     if request.param == "delta-s3":
@@ -43,7 +47,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "parquet-s3":
         return AtParquetInS3(request.getfixturevalue("s3"), tmp_path)
     if request.param == "iceberg":
-        return AtIceberg(tmp_path / "target")
+        return AtIceberg(tmp_path / "target", WriteMode.COPY_ON_WRITE)
+    if request.param == "iceberg-deletes":
+        deletes_in_small_files(monkeypatch)
+        return AtIceberg(tmp_path / "target", WriteMode.MERGE_ON_READ)
     return AtMariaDb(request.getfixturevalue("mariadb"), tmp_path)
 
 

@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from typer.testing import CliRunner
 
-from tests.consumer.at_iceberg import applier_of
+from tests.consumer.at_iceberg import applier_of, deletes_in_small_files
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tidegate.cli.consumer import app
@@ -26,9 +26,10 @@ from tidegate.consumer.applying.target import TableChanges
 from tidegate.consumer.ddl.ddl_steps import Create, Source
 from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.iceberg import catalog as of_catalog
+from tidegate.consumer.iceberg import compaction as of_compaction
 from tidegate.consumer.iceberg import index as of_index
-from tidegate.consumer.iceberg import lake as of_lake
 from tidegate.consumer.iceberg import manifests as of_manifests
+from tidegate.consumer.iceberg import table_files as of_files
 from tidegate.consumer.iceberg import tables as of_tables
 from tidegate.consumer.iceberg.columns import evolution, iceberg_schema
 from tidegate.consumer.iceberg.lake import IcebergLake
@@ -104,7 +105,12 @@ def read(root: Path, name: tuple[str, str], snapshot_id: int | None = None) -> d
 # --- recorded logs
 
 
-def test_the_bank_log_is_what_sql_saw_and_older_snapshots_stay_readable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deletes", [False, True], ids=["files rewritten", "delete files"])
+def test_the_bank_log_is_what_sql_saw_and_older_snapshots_stay_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: bool
+) -> None:
+    if deletes:
+        deletes_in_small_files(monkeypatch)
     topic, target = bank_topic("open-protocol", 6), tmp_path / "target"
     for at in (1, 2, 6):
         until = snapshots()[at].ts
@@ -285,13 +291,13 @@ def test_files_whose_keys_are_not_touched_stay_and_are_not_read(
         made.put({key: key for key in range(begin, begin + 50, 2)}, fresh=True)
     before = made.files()
     read_files = set[str]()
-    real = of_lake.read
+    real = of_files.read
 
     def counted(table: Any, task: Any, columns: pa.Schema) -> pa.Table:
         read_files.add(task.file.file_path)
         return real(table, task, columns)
 
-    monkeypatch.setattr(of_lake, "read", counted)
+    monkeypatch.setattr(of_files, "read", counted)
     made.put({110: -1, 60: -2, 211: -3}, deletes=(120, 70))
     assert len(read_files) == 2, "the one is rewritten, the other has no such key between its bounds"
     assert len(before & made.files()) == 2
@@ -337,7 +343,7 @@ def test_small_files_become_one_and_manifests_stay_few(tmp_path: Path) -> None:
         made.put({at: at}, fresh=True)
         made.put({at: at + 1})
         made.commit(at + 1)
-    assert len(made.files()) <= of_lake.COMPACT_FILES + 1
+    assert len(made.files()) <= of_compaction.COMPACT_FILES + 1
     table = made.lake.tables.table(made.path)
     snapshot = table.current_snapshot()
     assert snapshot is not None
@@ -653,7 +659,7 @@ def test_a_text_that_pyiceberg_cannot_bound_is_written_and_found(tmp_path: Path)
 def test_files_of_many_rows_that_are_small_on_disk_are_compacted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(of_lake, "FILE_BYTES", 1000)
+    monkeypatch.setattr(of_compaction, "FILE_BYTES", 1000)
     target = IcebergTarget(tmp_path)
     target.recover()
     target.execute(Create(KEYED))

@@ -208,6 +208,14 @@ def run(
         float,
         typer.Option(min=0.0, help="Files: up to this age one snapshot a minute stays, then one an hour."),
     ] = 6.0,
+    write_mode: Annotated[
+        str,
+        typer.Option(
+            help="Iceberg: merge-on-read (the default) writes delete files when few rows of a data file "
+            "change, copy-on-write rewrites the data file each time.",
+            show_default=False,
+        ),
+    ] = "",
     master: Annotated[
         str, typer.Option(help="Spark master; or workers[N]: N processes on this machine, without Spark.")
     ] = "local[2]",
@@ -243,6 +251,7 @@ def run(
     """
     from tidegate.consumer.ddl.schema_changes import SchemaChanges
     from tidegate.consumer.engine.watermark import Mode
+    from tidegate.consumer.iceberg.write_mode import WriteMode
     from tidegate.consumer.job import run
     from tidegate.consumer.lakehouse.upkeep import Upkeep
     from tidegate.consumer.reading.fetch_spark import ClusterSettings
@@ -259,6 +268,9 @@ def run(
     if schema_changes not in set(SchemaChanges):
         names = ", ".join(SchemaChanges)
         raise typer.BadParameter(f"'{schema_changes}' is not one of {names}", param_hint="--schema-changes")
+    if write_mode and write_mode not in set(WriteMode):
+        names = ", ".join(WriteMode)
+        raise typer.BadParameter(f"'{write_mode}' is not one of {names}", param_hint="--write-mode")
     show = _JsonLines() if as_json else _Lines()
     try:
         settings = Settings(
@@ -288,10 +300,15 @@ def run(
             master=master,
             cluster=ClusterSettings(worker_python, driver_host),
             upkeep=Upkeep(retention_hours, all_hours=keep_all_hours, minute_hours=keep_minutes_hours),
+            write_mode=WriteMode(write_mode) if write_mode else None,
         )
         topic = topic_of(settings)
         by_offset = topic.by_offset
-        address = address_of(target, settings.upkeep, settings.database, by_offset=by_offset)
+        address = address_of(
+            *(target, settings.upkeep, settings.database),
+            by_offset=by_offset,
+            write_mode=settings.write_mode,
+        )
         show.place = str(address)
         with _measured(metrics) as (show.metrics, measure):
 

@@ -102,7 +102,11 @@ def run(
     check_soft_delete(topic, settings.rules.soft_delete, adopt=settings.database.adopt)
     Selection(settings.rules)  # refuse rules that cannot be parsed before a target is locked
     workers_of(settings.master)  # likewise for a --master that names nothing that can fetch
-    address = address_of(settings.target, settings.upkeep, settings.database, by_offset=topic.by_offset)
+    address = address_of(
+        *(settings.target, settings.upkeep, settings.database),
+        by_offset=topic.by_offset,
+        write_mode=settings.write_mode,
+    )
     check_target(settings.rules.partition_rules(), address.transforms, str(address))
     if settings.mode is Mode.ROW and not address.row_mode:
         raise InvalidInput(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tidegate.codec.registry import has_marks
 from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.iceberg.write_mode import WriteMode
 from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.reading.fetch_spark import ClusterSettings
 from tidegate.consumer.reading.source import Topic
@@ -51,6 +52,8 @@ class Settings:
     """Which tables and columns are applied, and under which names. They must stay the same for a target."""
     upkeep: Upkeep = field(default_factory=Upkeep)
     """Retention and maintenance of a Delta or Iceberg target."""
+    write_mode: WriteMode | None = None
+    """How an Iceberg target updates and deletes rows; None: its default."""
     set_aside: bool = False
     """Whether a table whose changes cannot be applied is set aside while the others continue."""
     database: DatabaseSettings = field(default_factory=DatabaseSettings)

@@ -9,6 +9,7 @@ from typing import Final
 
 from tidegate.consumer.applying.target import Address
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
+from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.mysql.lanes import LANES
 from tidegate.consumer.mysql.session import SCHEMES, MySqlServer
@@ -43,15 +44,27 @@ class DatabaseSettings:
 
 
 def address_of(
-    target: str | Path, upkeep: Upkeep, database: DatabaseSettings, *, by_offset: bool = False
+    target: str | Path,
+    upkeep: Upkeep,
+    database: DatabaseSettings,
+    *,
+    by_offset: bool = False,
+    write_mode: WriteMode | None = None,
 ) -> Address:
     """The target that `--target` names; InvalidInput if it names none.
 
     `delta:///directory`, a plain path, `delta+s3://bucket/prefix`, `iceberg:///directory`,
     `parquet:///directory`, `parquet+s3://bucket/prefix`, or `mysql://user@host:port/`. `by_offset`: the
-    topics have no watermarks.
+    topics have no watermarks. `write_mode`: for Iceberg only; None is its default.
     """
     text = str(target)
+    if write_mode is not None and not text.startswith(f"{ICEBERG}://"):
+        raise InvalidInput(
+            "--write-mode is for Iceberg",
+            where=shown(text),
+            why="other targets have one way to update and delete rows",
+            fix="leave it out, or write --target iceberg:///absolute/directory",
+        )
     if text.partition("://")[0] not in SCHEMES:
         if database.adopt or database.skip_ddls:
             raise InvalidInput(
@@ -65,7 +78,7 @@ def address_of(
             from tidegate.consumer.iceberg.snapshots import iceberg_directory
             from tidegate.consumer.iceberg.target import IcebergAddress
 
-            return IcebergAddress(iceberg_directory(target), upkeep)
+            return IcebergAddress(iceberg_directory(target), upkeep, write_mode or DEFAULT)
         if keeps_every_change(text):
             return _log(text, upkeep, database, by_offset=by_offset)
         if text.startswith(f"{BUCKETS}://"):

@@ -36,6 +36,7 @@ from tidegate.consumer.iceberg.partitions import KeyPartitions, split
 
 FILE_BYTES: Final = 64 << 20
 """Bytes of a data file's rows in memory."""
+Numbers = npt.NDArray[np.int64]
 _PARTITION: Final = 3
 """The place of the partition values in a `DataFile`."""
 _ORDERED: Final = (IntegerType, LongType, StringType, BinaryType, DecimalType)
@@ -104,9 +105,18 @@ class Touched:
         self._fields = [schema.find_field(name) for name in keys.column_names]
         self._keys = keys
         self._partitions = KeyPartitions(keys, metadata)
-        first = keys[0].to_pylist()
-        self._order = sorted(range(len(first)), key=first.__getitem__)
-        self._sorted = [first[at] for at in self._order]
+        first = keys[0]
+        self._numbers: Numbers | None = None
+        """The sorted keys, if the first column has numbers of at most 64 bits."""
+        self._sorted: Sequence[Any] | Numbers
+        if pa.types.is_integer(first.type):
+            values = first.to_numpy().astype(np.int64)
+            self._order = np.argsort(values, kind="stable")
+            self._sorted = self._numbers = values[self._order]
+        else:
+            values = first.to_pylist()
+            self._order = np.array(sorted(range(len(values)), key=values.__getitem__), np.int64)
+            self._sorted = [values[at] for at in self._order]
 
     @property
     def columns(self) -> pa.Schema:
@@ -127,7 +137,7 @@ class Touched:
         if len(self._fields) == 1:
             return True
         # Only keys within the bounds of the first column are compared in the others.
-        near = self._keys.take(pa.array(self._order[begin:end], pa.int64()))
+        near = self._keys.take(pa.array(self._order[begin:end]))
         within = np.ones(near.num_rows, np.bool_)
         for at in range(1, len(self._fields)):
             low, high = self._bounds(file, at)
@@ -146,10 +156,12 @@ class Touched:
         low, high = (None if end is None else from_bytes(field.field_type, end) for end in ends)
         return low, high
 
-    def found_in(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+    def found_in(self, rows: pa.Table) -> Numbers:
         """For each row, the index of its key; -1: its key is not among them."""
         held = rows.select(self._keys.column_names)
         if len(self._fields) == 1:
+            if self._numbers is not None and rows.num_rows and not held[0].null_count:
+                return self._number_found_in(held[0].to_numpy().astype(np.int64, copy=False), self._numbers)
             found = pc.index_in(held[0], value_set=self._keys[0].combine_chunks())
             return np.asarray(pc.fill_null(found, -1).to_numpy(), np.int64)
         codes = factorize(pa.concat_tables([self._keys, held]))
@@ -157,6 +169,21 @@ class Touched:
         place = np.full(int(codes.max(initial=-1)) + 1, -1, np.int64)
         place[mine] = np.arange(len(mine))
         return place[codes[self._keys.num_rows :]]
+
+    def _number_found_in(self, held: Numbers, keys: Numbers) -> Numbers:
+        """The same for a key of one number. Compares only keys within the bounds of the rows."""
+        begin, end = np.searchsorted(keys, held.min()), np.searchsorted(keys, held.max(), side="right")
+        near, order = keys[begin:end], self._order[begin:end]
+        found = np.full(len(held), -1, np.int64)
+        # Compacted files are sorted by the key. A search for each key is cheaper there than for each row.
+        if (held[1:] > held[:-1]).all():
+            place = np.searchsorted(held, near)
+            same = held[place] == near
+            found[place[same]] = order[same]
+        elif len(near):
+            at = pc.fill_null(pc.index_in(pa.array(held), value_set=pa.array(near)), -1).to_numpy()
+            found[at >= 0] = order[at[at >= 0]]
+        return found
 
 
 def by_key(tasks: Sequence[FileScanTask], schema: Schema, keys: Sequence[str]) -> list[FileScanTask]:

@@ -1,4 +1,4 @@
-"""Iceberg tables with the verbs of `Lake`: a merge rewrites only files that hold one of its keys.
+"""Iceberg tables with the verbs of `Lake`: a merge changes only files that hold one of its keys (`merging`).
 
 Layout under the root: `catalog.db` is the catalog; `SCHEMA/TABLE-1a2b3c4d` holds a table's files (`tables`);
 `_tidegate/snapshots` those of the table of snapshots (`index`), whose commits are the only commit point. In
@@ -14,41 +14,37 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import FileScanTask, Table
 
 from tidegate.consumer.ddl.ddl_steps import Source
 from tidegate.consumer.iceberg import columns as of_columns
 from tidegate.consumer.iceberg import index
 from tidegate.consumer.iceberg.catalog import FILE, WriterCatalog
 from tidegate.consumer.iceberg.columns import Evolution, stored
-from tidegate.consumer.iceberg.data_files import FILE_BYTES, Touched, by_key, read, written
+from tidegate.consumer.iceberg.compaction import Compaction, bundles
+from tidegate.consumer.iceberg.data_files import by_key, written
 from tidegate.consumer.iceberg.index import Index
-from tidegate.consumer.iceberg.partitions import by_partition, spec_of
+from tidegate.consumer.iceberg.merging import merged
+from tidegate.consumer.iceberg.partitions import spec_of
+from tidegate.consumer.iceberg.table_files import Change, TableFiles
 from tidegate.consumer.iceberg.tables import DROPPED, Tables, Writing, change_columns
+from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.lakehouse.directory_lock import OWN
 from tidegate.consumer.table.partition_spec import Spec
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 from tidegate.sink.lakehouse.store import DiskStore
 
-COMPACT_FILES: Final = 10
-"""If a partition has more small data files than this, they become one before the next snapshot is named."""
-SMALL_BYTES: Final = 4 << 20
-"""A data file below this size on disk is small."""
-FULL_MAX: Final = 100_000
-"""How many files are remembered as full, over all tables; above that all are forgotten."""
 OWN_NAMESPACES: Final = (OWN, DROPPED)
 
 
 class IcebergLake:
     """The Iceberg tables below one root directory."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, mode: WriteMode = DEFAULT) -> None:
         """Raises InvalidInput for a directory name that cannot be part of a URI without encoding."""
         self.root = root.absolute()
         if set(str(self.root)) & set("%?#\\[]^|"):
@@ -60,9 +56,7 @@ class IcebergLake:
             )
         self.store = DiskStore(self.root)
         self._writer: tuple[WriterCatalog, Tables, Index] | None = None
-        self._full: set[str] = set()
-        """Files into which compaction has put as many rows as one file takes, even if they are small on
-        disk."""
+        self._mode, self._compaction = mode, Compaction(mode)
 
     # --- what is ours
 
@@ -175,11 +169,8 @@ class IcebergLake:
 
     def batches(self, path: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         """A table's rows at the time of this call, with one data file at a time in memory."""
-        table = self.tables.table(path)
-        tasks = self.tables.manifests.tasks(table)
-        # A table of its own, because a commit changes the open one while rows are still read.
-        view = Table(table.name(), table.metadata, table.metadata_location, table.io, table.catalog)
-        return (batch for task in tasks for batch in read(view, task, columns).to_batches())
+        files = self.tables.files(path)
+        return (batch for task in files.tasks for batch in files.rows(task, columns).to_batches())
 
     # --- start
 
@@ -205,6 +196,7 @@ class IcebergLake:
 
     def discard(self, path: str) -> bool:
         """Remove a table that no snapshot names, with its files. False when it is not ours."""
+        self._compaction.forget(path)
         return self.tables.discard(path)
 
     # --- DDL
@@ -249,78 +241,62 @@ class IcebergLake:
     def _evolve(self, path: str, change: Evolution, order: Sequence[str]) -> None:
         with self.tables.writing(path) as writing:
             change_columns(writing, change, order)
-            self._commit(writing, [], [])
+            self.tables.manifests.commit(writing, writing.io, [], [])
 
     def replace(self, path: str, columns: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         """Replace all rows by `batches`, in one commit. They may be read from the table's own files."""
-        table = self.tables.table(path)
-        tasks = self.tables.manifests.tasks(table)
-        change, types = of_columns.replaced(table.schema(), columns), stored(columns)
+        files = self.tables.files(path)
+        change, types = of_columns.replaced(files.table.schema(), columns), stored(columns)
         with self.tables.writing(path) as writing:
             change_columns(writing, change, columns.names)
             rows = (_cast(batch, types) for batch in batches)
-            self._commit(writing, [task.file for task in tasks], _files(writing, rows))
+            self._commit(writing, files, Change(files.data_files, _files(writing, rows)))
 
     # --- rows
 
     def append(self, path: str, rows: pa.Table) -> None:
         """Add rows."""
         with self.tables.writing(path) as writing:
-            self._commit(writing, [], _files(writing, _stored(rows).to_batches()))
+            made = _files(writing, _stored(rows).to_batches())
+            self.tables.manifests.commit(writing, writing.io, [], made)
 
     def merge(self, path: str, upserts: pa.Table, deletes: pa.Table, keys: Sequence[str]) -> None:
         """Replace or insert rows and delete keys, in one commit. Keys are not null and distinct over both.
 
-        Data files that may hold a key are read one by one, and rewritten if they do hold one. So an updated
-        row stays in the file of its neighbours. Files whose bounds exclude all keys are not read.
+        Files whose bounds exclude all keys are not read: see `merging`.
         """
-        table = self.tables.table(path)
-        upserts = _stored(upserts)
-        gone = _stored(deletes.select(list(keys)))
-        touched = Touched(pa.concat_tables([upserts.select(list(keys)), gone]), table.metadata)
-        tasks = [task for task in self.tables.manifests.tasks(table) if touched.may_be_in(task.file)]
-        replaced, placed = list[DataFile](), np.zeros(upserts.num_rows, np.bool_)
+        files, upserts = self.tables.files(path), _stored(upserts)
         with self.tables.writing(path) as writing:
-            made = list[DataFile]()
-            for task in tasks:
-                if _hits(table, task, touched):
-                    rest = _merged(read(table, task, upserts.schema), touched, upserts, placed)
-                    made += _files(writing, rest.to_batches())
-                    replaced.append(task.file)
-            fresh = upserts.filter(pa.array(~placed))
-            made += _files(writing, fresh.to_batches())
-            self._commit(writing, replaced, made)
+            gone = _stored(deletes.select(list(keys)))
+            change = merged(files, writing, upserts, gone, keys, self._mode)
+            self._commit(writing, files, change)
+        self._compaction.lost(path, change.lost_rows)
 
-    def _commit(self, writing: Writing, replaced: Sequence[DataFile], made: Sequence[DataFile]) -> None:
-        self.tables.manifests.commit(writing, writing.io, replaced, made)
+    def _commit(self, writing: Writing, files: TableFiles, change: Change) -> None:
+        removed, added = files.settle(change, writing.io)
+        self.tables.manifests.commit(writing, writing.io, removed, added)
 
     def compact(self, path: str, keys: Sequence[str]) -> bool:
-        """Merge small data files if there are many; the rows stay the same. Returns whether it did so."""
-        table = self.tables.table(path)
-        tasks = self.tables.manifests.tasks(table)
-        small = [task for task in tasks if self._is_small(task.file)]
-        crowded = [part for part in by_partition(small) if len(part) > COMPACT_FILES]
-        if not crowded:
-            return False
-        schema = table.schema()
-        types = schema.as_arrow()
-        with self.tables.writing(path) as writing:
-            made = list[DataFile]()
-            for part in crowded:
-                for rows in _bundles(read(table, task, types) for task in by_key(part, schema, keys)):
-                    order = [(key, "ascending") for key in keys if not pa.types.is_nested(rows[key].type)]
-                    files = _files(writing, (rows.sort_by(order) if order else rows).to_batches())
-                    made += files
-                    if rows.nbytes >= FILE_BYTES:
-                        self._full |= {file.file_path for file in files}
-            self._commit(writing, [task.file for part in crowded for task in part], made)
-        return True
+        """Rewrite small data files if there are many, and some with many dead rows; the rows stay the same.
 
-    def _is_small(self, file: DataFile) -> bool:
-        """Whether to merge it with others. A full file may be small on disk, if its rows compress well."""
-        if len(self._full) > FULL_MAX:
-            self._full.clear()
-        return file.file_size_in_bytes < SMALL_BYTES and file.file_path not in self._full
+        Returns whether it did so.
+        """
+        files = self.tables.files(path)
+        chosen = self._compaction.choose(path, files)
+        if not chosen:
+            return False
+        schema = files.table.schema()
+        types, made = schema.as_arrow(), list[DataFile]()
+        with self.tables.writing(path) as writing:
+            for part in chosen:
+                for rows in bundles(files.rows(task, types) for task in by_key(part, schema, keys)):
+                    order = [(key, "ascending") for key in keys if not pa.types.is_nested(rows[key].type)]
+                    new = _files(writing, (rows.sort_by(order) if order else rows).to_batches())
+                    self._compaction.made(rows, new)
+                    made += new
+            replaced = [task.file for part in chosen for task in part]
+            self._commit(writing, files, Change(replaced, made))
+        return True
 
     def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
         """Name a snapshot: the commit point. `position` is part of the same commit."""
@@ -348,30 +324,3 @@ def _stored(rows: pa.Table) -> pa.Table:
 
 def _cast(batch: pa.RecordBatch, types: pa.Schema) -> pa.RecordBatch:
     return batch.select(types.names).cast(types)
-
-
-def _hits(table: Table, task: FileScanTask, touched: Touched) -> bool:
-    """Whether a file has a row with one of the keys. Reads only the key columns."""
-    return bool((touched.found_in(read(table, task, touched.columns)) >= 0).any())
-
-
-def _merged(held: pa.Table, touched: Touched, upserts: pa.Table, placed: Any) -> pa.Table:
-    """A file's rows after the merge; marks the upserts that are among them in `placed`."""
-    found = touched.found_in(held)
-    rest = held.filter(pa.array(found < 0))
-    mine = np.unique(found[(found >= 0) & (found < upserts.num_rows)])
-    placed[mine] = True
-    return pa.concat_tables([rest, upserts.take(pa.array(mine))])
-
-
-def _bundles(files: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Joins the rows of neighbouring files into tables of the size of one file: about `FILE_BYTES`."""
-    held, size = list[pa.Table](), 0
-    for rows in files:
-        held.append(rows)
-        size += rows.nbytes
-        if size >= FILE_BYTES:
-            yield pa.concat_tables(held)
-            held, size = [], 0
-    if held:
-        yield pa.concat_tables(held)

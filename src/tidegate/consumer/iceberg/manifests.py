@@ -3,7 +3,7 @@
 pyiceberg 0.12 reads every manifest three times for an overwrite, and keeps manifests that list only deleted
 files for ever, so each commit is slower than the one before. Here entries are remembered by the manifest's
 path, because a manifest never changes. A commit leaves out manifests without live files, and merges many
-small ones into one.
+small ones into one. A manifest lists data files or delete files, and pyiceberg writes only the former kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriterV2,
+)
 from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _OverwriteFiles
@@ -52,20 +60,24 @@ class Manifests:
                 self._count -= _size(self._known.popitem(last=False)[1])
         return found
 
-    def tasks(self, table: Table) -> list[FileScanTask]:
-        """The data files of a table at its newest snapshot. There are never delete files in a table."""
+    def files(self, table: Table) -> list[DataFile]:
+        """The data files and delete files of a table at its newest snapshot."""
         snapshot = table.current_snapshot()
         if snapshot is None:
             return []
         live = [m for m in snapshot.manifests(table.io) if _is_live(m)]
-        return [FileScanTask(e.data_file) for m in live for e in self.entries(m, table.io)]
+        return [e.data_file for m in live for e in self.entries(m, table.io)]
+
+    def tasks(self, table: Table) -> list[FileScanTask]:
+        """The data files of a table at its newest snapshot."""
+        return [FileScanTask(file) for file in self.files(table) if not deletes_rows(file)]
 
     def commit(
         self, writing: Transaction, io: FileIO, replaced: Sequence[DataFile], made: Sequence[DataFile]
     ) -> None:
-        """Stage a snapshot in which the files `made` replace the files `replaced`."""
-        operation = Operation.OVERWRITE if replaced else Operation.APPEND
-        snapshot = _Replacing(operation, writing, io)
+        """Stage a snapshot in which the files `made` replace the files `replaced`: data and delete files."""
+        appends = not replaced and not any(deletes_rows(file) for file in made)
+        snapshot = _Replacing(Operation.APPEND if appends else Operation.OVERWRITE, writing, io)
         snapshot.remembered = self
         for file in replaced:
             snapshot.delete_data_file(file)
@@ -74,10 +86,36 @@ class Manifests:
         snapshot.commit()
 
 
+def deletes_rows(file: DataFile) -> bool:
+    """Whether it is a delete file."""
+    return bool(file.content != DataFileContent.DATA)
+
+
 class _Replacing(_OverwriteFiles):
     """A snapshot whose manifests are made from its parent's, with their remembered entries."""
 
     remembered: Manifests
+
+    def _manifests(self) -> list[ManifestFile]:
+        """The manifests of the snapshot: of each content, one for what is added and one for what is removed,
+        and those that stay.
+        """
+        added = [self._added(file) for file in self._added_data_files]
+        removed, found = self._deleted_entries(), list[ManifestFile]()
+        for content in (ManifestContent.DATA, ManifestContent.DELETES):
+            for entries in (added, removed):
+                found += self._write([e for e in entries if _content(e) is content], content)
+            found += self._kept(content)
+        return found
+
+    def _added(self, file: DataFile) -> ManifestEntry:
+        return ManifestEntry.from_args(
+            status=ManifestEntryStatus.ADDED,
+            snapshot_id=self._snapshot_id,
+            sequence_number=None,
+            file_sequence_number=None,
+            data_file=file,
+        )
 
     def _deleted_entries(self) -> list[ManifestEntry]:
         gone = self._gone()
@@ -91,18 +129,20 @@ class _Replacing(_OverwriteFiles):
         assert len(found) == len(gone), "the files that are replaced are the table's"
         return found
 
-    def _existing_manifests(self) -> list[ManifestFile]:
-        """The parent's manifests without the replaced files.
+    def _kept(self, content: ManifestContent) -> list[ManifestFile]:
+        """The parent's manifests of data files, or of delete files, without the replaced files.
 
         Manifests that lose files are rewritten into one, together with the small ones if these are many.
         """
         gone, kept = self._gone(), list[ManifestFile]()
         small, loose = list[ManifestFile](), list[ManifestEntry]()
         for manifest in self._parents():
+            if manifest.content != content:
+                continue
             entries = self.remembered.entries(manifest, self._io)
-            stay = [entry for entry in entries if entry.data_file.file_path not in gone]
-            if len(stay) < len(entries):
-                loose += stay
+            left = [entry for entry in entries if entry.data_file.file_path not in gone]
+            if len(left) < len(entries):
+                loose += left
             elif len(entries) < SMALL_ENTRIES:
                 small.append(manifest)
             else:
@@ -110,13 +150,18 @@ class _Replacing(_OverwriteFiles):
         if len(small) > SMALL_MAX:
             loose += [entry for manifest in small for entry in self.remembered.entries(manifest, self._io)]
             small = []
-        return kept + small + (self._write(loose) if loose else [])
+        # Each entry keeps the snapshot and the sequence number with which its file was added.
+        stay = [self._as(entry, ManifestEntryStatus.EXISTING, entry.snapshot_id) for entry in loose]
+        return kept + small + self._write(stay, content)
 
-    def _write(self, entries: Sequence[ManifestEntry]) -> list[ManifestFile]:
-        with self.new_manifest_writer(self.spec(0)) as writer:
-            # Each entry keeps the snapshot and the sequence number with which its file was added.
+    def _write(self, entries: Sequence[ManifestEntry], content: ManifestContent) -> list[ManifestFile]:
+        if not entries:
+            return []
+        form = _DeleteManifestWriter if content is ManifestContent.DELETES else ManifestWriterV2
+        output = self.new_manifest_output()
+        with form(self.spec(0), self.schema(), output, self._snapshot_id, self._compression) as writer:
             for entry in entries:
-                writer.add_entry(self._as(entry, ManifestEntryStatus.EXISTING, entry.snapshot_id))
+                writer.add_entry(entry)
         return [writer.to_manifest_file()]
 
     def _as(self, entry: ManifestEntry, status: ManifestEntryStatus, snapshot_id: int) -> ManifestEntry:
@@ -134,6 +179,22 @@ class _Replacing(_OverwriteFiles):
     def _parents(self) -> list[ManifestFile]:
         parent = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id or 0)
         return [m for m in parent.manifests(self._io) if _is_live(m)] if parent is not None else []
+
+
+class _DeleteManifestWriter(ManifestWriterV2):
+    """Writes a manifest of delete files, which pyiceberg 0.12 only reads."""
+
+    def content(self) -> ManifestContent:
+        """The kind of files, as the manifest list has it."""
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+def _content(entry: ManifestEntry) -> ManifestContent:
+    return ManifestContent.DELETES if deletes_rows(entry.data_file) else ManifestContent.DATA
 
 
 def _is_live(manifest: ManifestFile) -> bool:

@@ -24,7 +24,7 @@ from typing import Final
 import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io import FileIO
-from pyiceberg.table import Table, Transaction
+from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
@@ -38,8 +38,10 @@ from sqlalchemy.exc import OperationalError
 
 from tidegate.consumer.iceberg.catalog import WriterCatalog, location_of, locations
 from tidegate.consumer.iceberg.columns import Evolution, iceberg_schema, iceberg_type
-from tidegate.consumer.iceberg.manifests import Manifests
+from tidegate.consumer.iceberg.manifests import Manifests, deletes_rows
 from tidegate.consumer.iceberg.partitions import iceberg_spec
+from tidegate.consumer.iceberg.position_deletes import DeleteFiles
+from tidegate.consumer.iceberg.table_files import TableFiles
 from tidegate.consumer.lakehouse.directory_lock import OWN
 from tidegate.consumer.table.partition_spec import Spec
 from tidegate.errors import Fatal, Retryable
@@ -94,7 +96,7 @@ class Tables:
     def __init__(self, root: Path, catalog: WriterCatalog) -> None:
         self.root, self._catalog = root, catalog
         self.identity = ""
-        self.manifests = Manifests()
+        self.manifests, self._delete_files = Manifests(), DeleteFiles()
         self._lock = threading.Lock()
         self._names: dict[str, Name] = {}
         self._heads: dict[str, int] = {}
@@ -208,6 +210,13 @@ class Tables:
         self._keep(path, table)
         return table
 
+    def files(self, path: str) -> TableFiles:
+        """The files of a table at its newest snapshot."""
+        table = self.table(path)
+        held = self.manifests.files(table)
+        deletes = [(one, self._delete_files.contents(one, table.io)) for one in held if deletes_rows(one)]
+        return TableFiles(table, [FileScanTask(one) for one in held if not deletes_rows(one)], deletes)
+
     def head(self, path: str) -> int:
         """The newest snapshot of a table."""
         known = self._heads.get(path)
@@ -257,12 +266,13 @@ class Tables:
         self.table(path)
 
     def check_files(self, path: str, snapshot_id: int) -> None:
-        """Fatal when a snapshot of a table, or one of its data files, was deleted."""
+        """Fatal when a snapshot of a table, or a file with its rows or deleted rows, was deleted."""
         table = self.table(path)
         self._snapshot(path, table, snapshot_id)
         for task in table.scan(snapshot_id=snapshot_id).plan_files():
-            if not table.io.new_input(task.file.file_path).exists():
-                raise self._deleted(task.file.file_path)
+            for file in (task.file, *task.delete_files):
+                if not table.io.new_input(file.file_path).exists():
+                    raise self._deleted(file.file_path)
 
     def _snapshot(self, path: str, table: Table, snapshot_id: int) -> Snapshot:
         found = table.snapshot_by_id(snapshot_id)

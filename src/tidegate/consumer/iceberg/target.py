@@ -15,6 +15,7 @@ from tidegate.consumer.iceberg.columns import holds
 from tidegate.consumer.iceberg.lake import IcebergLake
 from tidegate.consumer.iceberg.maintenance import Tidying
 from tidegate.consumer.iceberg.snapshots import newest_position, open_snapshot
+from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.lakehouse.definition_files import DefinitionFiles
 from tidegate.consumer.lakehouse.directory_lock import OWN, directory_lock, lock_holder
 from tidegate.consumer.lakehouse.lake_target import LakeByHand, LakeTarget
@@ -33,6 +34,7 @@ class IcebergAddress:
 
     root: Path
     upkeep: Upkeep = NO_UPKEEP
+    mode: WriteMode = DEFAULT
 
     @property
     def folder(self) -> Path:
@@ -58,7 +60,7 @@ class IcebergAddress:
     def opened(self) -> Iterator[IcebergTarget]:
         """Open the target while holding the directory's lock."""
         with directory_lock(self.root, IcebergLake(self.root).check):
-            target = IcebergTarget(self.root, self.upkeep)
+            target = IcebergTarget(self.root, self.upkeep, self.mode)
             try:
                 yield target
             finally:
@@ -99,8 +101,8 @@ class IcebergTarget(LakeTarget):
 
     lake: IcebergLake
 
-    def __init__(self, root: Path, upkeep: Upkeep = NO_UPKEEP) -> None:
-        lake = IcebergLake(root)
+    def __init__(self, root: Path, upkeep: Upkeep = NO_UPKEEP, mode: WriteMode = DEFAULT) -> None:
+        lake = IcebergLake(root, mode)
         super().__init__(lake, upkeep, Tidying(lake, upkeep, self.dropped_versions).round)
 
     def close(self) -> None:
