@@ -1,6 +1,7 @@
 """(d) A topic to Delta or Iceberg tables: rows/s of the consumer, for inserts and then for updates.
 
-    python -m benchmarks.to_delta [--rows N] [--target delta|iceberg] [--master M] [--json FILE]
+    python -m benchmarks.to_delta [--rows N] [--target delta|iceberg] [--write-mode MODE] [--master M]
+        [--json FILE]
 
 The topic is filled beforehand with the messages of a changefeed (open-protocol, index-value dispatch, a
 Resolved after each block), made by the mounter and the encoder from the rows of the recorded log. The clock
@@ -41,7 +42,12 @@ READY_S: Final = 120.0
 
 
 def measure(
-    bootstrap: str, rows: int, progress: Progress, target: str = "delta", master: str = "local[2]"
+    bootstrap: str,
+    rows: int,
+    progress: Progress,
+    target: str = "delta",
+    master: str = "local[2]",
+    write_mode: str = "",
 ) -> list[dict[str, Any]]:
     """Insert `rows` rows into one target, then update all of them."""
     topic = new_topic(bootstrap)
@@ -54,17 +60,25 @@ def measure(
             end = fill(bootstrap, topic, source, rows, begin, updates)
             progress(f"consumer: {name}, {rows:,} rows")
             lake = f"{target}://{folder}/lake"
-            found.append({"kind": name, **consume(uri, Path(folder), end, rows, lake, master)})
+            ran = consume(uri, Path(folder), end, rows, lake, master, write_mode)
+            found.append({"kind": name, **ran})
             begin = end + compose(1)
     delete_topic(bootstrap, topic)
     return found
 
 
 def consume(
-    uri: str, folder: Path, until: int, rows: int, target: str = "", master: str = "local[2]"
+    uri: str,
+    folder: Path,
+    until: int,
+    rows: int,
+    target: str = "",
+    master: str = "local[2]",
+    write_mode: str = "",
 ) -> dict[str, Any]:
     """One run of the consumer up to `until`, by default into Delta tables in folder/lake."""
     where = ["--target", target or f"delta://{folder / 'lake'}", "--master", master]
+    where += ["--write-mode", write_mode] if write_mode else []
     command = tidegate("consumer", "run", "--source", uri, *where)
     child = Child("consumer", [*command, "--until", str(until), "--json"], folder / "consumer.log")
     try:
@@ -137,13 +151,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--target", choices=("delta", "iceberg"), default="delta")
+    parser.add_argument("--write-mode", default="", help="as for `consumer run`")
     parser.add_argument("--master", default="local[2]", help="as for `consumer run`")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     subprocess.run([sys.executable, "-m", "tidegate.kernel"], check=True, stdout=subprocess.DEVNULL)
     facts, ticker = machine(), Ticker()
     with running_broker() as bootstrap:
-        found = measure(bootstrap, options.rows, ticker, options.target, options.master)
+        found = measure(bootstrap, options.rows, ticker, options.target, options.master, options.write_mode)
     ticker.close()
     lines = [["", "rows/s", "rows per CPU-second", "snapshots"]]
     for run in found:
