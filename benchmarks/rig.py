@@ -1,9 +1,10 @@
 """A capture without its control process: feed server, puller process and pipeline process over one folder.
 
 The control process's part is small and constant here (one table, no DDL, no barrier), so the rig takes its
-place: it writes the catalogue, the bounds file, the grant and the spec, sends the puller the spans to watch,
-and sums up the pipeline's reports. The table is watched only after the pipeline has run some batches with
-other rows, so that the start of JVM, workers and kernels is not measured.
+place: it writes the catalogue, the bounds file, the grant and the spec, sends the puller the spans to watch
+and, every second, up to where their rows are durable, and sums up the pipeline's reports. The table is
+watched only after the pipeline has run some batches with other rows, so that the start of JVM, workers and
+kernels is not measured.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.model.reports import (
     HELLOS,
     SAID_BY,
+    DropBelow,
     Durable,
     Failed,
     Hello,
@@ -67,6 +69,8 @@ SMOKE_ROWS: Final = 20_000
 WARM_ROWS: Final = 1_000
 """The number of rows in each batch of the warm-up."""
 READY_S: Final = 120.0
+DROP_S: Final = 1.0
+"""How often segments that are durable downstream are dropped, as the control process does."""
 
 
 def eventually(
@@ -105,6 +109,8 @@ class ControlStandIn:
         self._peers: dict[type[Hello], socket.socket] = {}
         self._lock = threading.Lock()
         self.totals = dict.fromkeys(("rows", "messages", "bytes", "quarantined", "batches"), 0)
+        self.durable: dict[str, int] = {}
+        """The ts up to which each span is durable."""
         self.started = False
         self.errors: list[str] = []
         threading.Thread(target=self._accept, name="stand-in", daemon=True).start()
@@ -161,11 +167,13 @@ class ControlStandIn:
                 self.started = True
             case Failed(what, where, why):
                 self.errors.append(f"{what} {why} {where}")
-            case Durable(stats=stats) if stats:
+            case Durable(spans=spans, stats=stats):
                 with self._lock:
-                    self.totals["batches"] += 1
-                    for name in ("rows", "messages", "bytes", "quarantined"):
-                        self.totals[name] += stats[name]
+                    self.durable |= spans
+                    if stats:
+                        self.totals["batches"] += 1
+                        for name in ("rows", "messages", "bytes", "quarantined"):
+                            self.totals[name] += stats[name]
 
 
 class Rig:
@@ -226,9 +234,13 @@ class Rig:
     def wait_rows(self, rows: int, patience_s: float, progress: Callable[[int], None]) -> dict[str, int]:
         """Wait until `rows` rows were reported. Returns what was reported then."""
         deadline, last, seen_at = time.monotonic() + patience_s, -1, time.monotonic()
+        dropped_at = seen_at
         while (found := self.control.delivered())["rows"] < rows:
             for child in self.children.values():
                 child.check()
+            if time.monotonic() - dropped_at >= DROP_S:
+                dropped_at = time.monotonic()
+                self._drop()
             if time.monotonic() > deadline or time.monotonic() - seen_at > READY_S:
                 raise TimeoutError(f"{found['rows']} of {rows} rows after {patience_s:.0f} s\n{self.tails()}")
             if found["rows"] != last:
@@ -274,6 +286,11 @@ class Rig:
     def _watch(self, span: Span) -> None:
         self._seen("the puller process", lambda: self.control.knows(PullerHello))
         self.control.send(Watch(span, self.start_ts, True))
+
+    def _drop(self) -> None:
+        """Drop what is durable of the table."""
+        if ts := self.control.durable.get(span_id(self._span), 0):
+            self.control.send(DropBelow(self._span, ts))
 
     def _store_warm_up(self) -> None:
         """Store rows of the table in a separate span before anything runs: some for each batch."""
