@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.kvclient import hpack, http2
-from tidegate.kvclient.grpc_messages import UNPACK_BYTES
-from tidegate.kvclient.http2 import OUTPUT_BYTES_MAX, WINDOW_BYTES, Call, End, FrameKind
+from tidegate.kvclient.grpc_messages import PART_BYTES_MIN, UNPACK_BYTES, Messages
+from tidegate.kvclient.http2 import DATA_BYTES_MAX, OUTPUT_BYTES_MAX, WINDOW_BYTES, Call, End, FrameKind
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM = ACK = 1
@@ -71,7 +71,7 @@ def test_a_call_begins_with_the_preface_its_settings_and_its_headers() -> None:
     assert call.output.startswith(PREFACE)
     (kind, _, stream, payload), window, headers = sent(call)
     assert (kind, stream) == (FrameKind.SETTINGS, 0)
-    assert dict(struct.iter_unpack(">HL", payload)) == {1: 0, 2: 0, 4: WINDOW_BYTES}
+    assert dict(struct.iter_unpack(">HL", payload)) == {1: 0, 2: 0, 4: WINDOW_BYTES, 5: DATA_BYTES_MAX}
     assert window == (FrameKind.WINDOW_UPDATE, 0, 0, (WINDOW_BYTES - 65535).to_bytes(4, "big"))
     assert headers[:3] == (FrameKind.HEADERS, END_HEADERS, 1)
     assert dict(hpack.decode(headers[3])) == {
@@ -113,6 +113,25 @@ def test_messages_come_whole_and_in_order_however_they_are_cut(
         at, turn = at + size, turn + 1
     assert found == messages
     assert call.end is None
+
+
+@pytest.mark.parametrize("size", [7, 1 << 14, DATA_BYTES_MAX])
+def test_a_message_of_many_parts_comes_whole(size: int) -> None:
+    call, large = begun(), bytes(range(256)) * 1200
+    messages = [large, b"", b"m", large]
+    body = b"".join(map(message, messages))
+    data = b"".join(frame(FrameKind.DATA, 0, 1, body[at : at + size]) for at in range(0, len(body), size))
+    found: list[bytes] = []
+    for at in range(0, len(data), 100_000):
+        found += call.receive(memoryview(data[at : at + 100_000]))
+    assert found == messages
+
+
+def test_a_message_in_tiny_parts_is_held_in_few() -> None:
+    held = Messages(1 << 20)
+    for byte in message(bytes(100_000))[:-1]:
+        held.take(memoryview(bytes([byte])), [])
+    assert len(held._parts) <= 1 + 100_000 // PART_BYTES_MIN
 
 
 def test_requests_keep_to_the_peers_windows() -> None:
@@ -212,7 +231,9 @@ def goaway(last: int) -> bytes:
         (frame(FrameKind.CONTINUATION), Code.INTERNAL, "among headers, or without any"),
         (frame(FrameKind.HEADERS) + frame(FrameKind.PING, 0, 0, bytes(8)), Code.INTERNAL, "among headers"),
         (frame(FrameKind.WINDOW_UPDATE), Code.INTERNAL, "malformed frame of kind 8"),
-        (bytes([0, 0x40, 1, 0, 0, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 16385 bytes"),
+        (bytes([0x10, 0, 1, 0, 0, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 1048577 bytes"),
+        (bytes([0, 0x40, 1, 0, PADDED, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 16385 bytes"),
+        (bytes([0, 0x40, 1, 1, 0, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 16385 bytes"),
         (
             frame(FrameKind.HEADERS, 0, 1) + frame(FrameKind.CONTINUATION, 0, 1, bytes(1 << 14)) * 5,
             Code.INTERNAL,

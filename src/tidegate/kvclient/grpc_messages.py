@@ -19,6 +19,8 @@ Bytes = bytes | bytearray | memoryview
 
 UNPACK_BYTES: Final = 4 << 20
 """After this many unpacked bytes the receiver is asked whether it takes more."""
+PART_BYTES_MIN: Final = 1 << 14
+"""The least size of the parts in which an incomplete message is held, but for the last."""
 ENCODINGS: Final = ("identity", "deflate", "gzip")
 """The compressions that can be unpacked, as headers name them."""
 
@@ -44,7 +46,10 @@ class Messages:
     def __init__(self, bytes_max: int) -> None:
         """`bytes_max`: the largest message, also when it is unpacked."""
         self._bytes_max = bytes_max
-        self._body = bytearray()  # the beginning of an incomplete message
+        self._prefix = bytearray()  # the beginning of an incomplete prefix
+        self._parts: list[bytearray] = []  # of the message whose prefix was read
+        self._flag = 0
+        self._missing = 0  # bytes of that message; 0: a prefix comes next
         self._packed: deque[tuple[int, bytes]] = deque()  # messages that wait behind a compressed one
 
     def take(self, part: memoryview, messages: list[bytes]) -> None:
@@ -53,27 +58,42 @@ class Messages:
         Raises MessageError; then the messages before the bad one have been added.
         """
         while part:
-            if self._body or len(part) < _PREFIX.size:
-                have = len(self._body)
-                whole = _PREFIX.size
-                if have >= _PREFIX.size:
-                    whole += self._size(self._body)
-                more = part[: whole - have]
-                self._body += more
+            if self._missing:
+                part = part[self._continue(part, messages) :]
+            elif self._prefix or len(part) < _PREFIX.size:
+                more = part[: _PREFIX.size - len(self._prefix)]
+                self._prefix += more
                 part = part[len(more) :]
-                # If only the prefix is there, the size is known from here on: continue, unless the message is
-                # empty.
-                if len(self._body) < whole or (whole == _PREFIX.size and self._size(self._body)):
-                    continue
-                body, self._body = self._body, bytearray()
-                self._add(body[0], bytes(memoryview(body)[_PREFIX.size :]), messages)
-                continue
-            whole = _PREFIX.size + self._size(part)
-            if len(part) < whole:
-                self._body += part
-                return
-            self._add(part[0], bytes(part[_PREFIX.size : whole]), messages)
-            part = part[whole:]
+                if len(self._prefix) == _PREFIX.size:
+                    prefix, self._prefix = self._prefix, bytearray()
+                    self._begin(prefix, messages)
+            elif len(part) >= (whole := _PREFIX.size + self._size(part)):
+                self._add(part[0], bytes(part[_PREFIX.size : whole]), messages)
+                part = part[whole:]
+            else:
+                self._begin(part, messages)
+                part = part[_PREFIX.size :]
+
+    def _begin(self, prefix: Bytes, messages: list[bytes]) -> None:
+        """Read a prefix; its message follows."""
+        self._flag, self._missing = prefix[0], self._size(prefix)
+        if not self._missing:
+            self._add(self._flag, b"", messages)
+
+    def _continue(self, part: memoryview, messages: list[bytes]) -> int:
+        """Take bytes of the message that is missing some; returns how many."""
+        part = part[: self._missing]
+        # Joined once at the end, because a message of many frames would be moved again and again while it
+        # grows. Small parts are joined at once, so that their number has a bound.
+        if self._parts and len(self._parts[-1]) < PART_BYTES_MIN:
+            self._parts[-1] += part
+        else:
+            self._parts.append(bytearray(part))
+        self._missing -= len(part)
+        if not self._missing:
+            parts, self._parts = self._parts, []
+            self._add(self._flag, b"".join(parts), messages)
+        return len(part)
 
     def unpack(self, messages: list[bytes]) -> None:
         """Add about `UNPACK_BYTES` of the messages that `take` held back.

@@ -30,7 +30,11 @@ WINDOW_BYTES: Final = 2 << 20
 """The bytes that the peer may send before it needs another grant: enough for 200 MB/s at a round trip of
 10 ms."""
 FRAME_BYTES_MAX: Final = 1 << 14
-"""The largest frame of either side: the size that each side must accept; no larger one is negotiated."""
+"""The largest frame that is sent, which each side must accept. Frames other than DATA must not be larger."""
+DATA_BYTES_MAX: Final = 1 << 20
+"""The largest DATA frame that is accepted. Each frame costs some microseconds, and its size is 16 KiB at most
+unless the settings allow more.
+"""
 HEADERS_BYTES_MAX: Final = 1 << 16
 """The most bytes of all header blocks of a call; an answer has two or three small ones."""
 OUTPUT_BYTES_MAX: Final = 4 << 20
@@ -134,7 +138,12 @@ class Call:
         self._header_bytes = 0
         self._has_headers = False
         self._goes_away = ""
-        settings = ((_HEADER_TABLE_SIZE, 0), (_ENABLE_PUSH, 0), (_INITIAL_WINDOW_SIZE, WINDOW_BYTES))
+        settings = (
+            (_HEADER_TABLE_SIZE, 0),
+            (_ENABLE_PUSH, 0),
+            (_INITIAL_WINDOW_SIZE, WINDOW_BYTES),
+            (_MAX_FRAME_SIZE, DATA_BYTES_MAX),
+        )
         self._put(FrameKind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings))
         self._put(FrameKind.WINDOW_UPDATE, 0, 0, _U32.pack(WINDOW_BYTES - _DEFAULT_WINDOW))
         headers = [
@@ -201,11 +210,12 @@ class Call:
                 break
             high, low, kind, flags, stream = _HEAD.unpack_from(view, at)
             size = high << 8 | low
-            if not self._may_come(kind, size, stream):
-                break
             # Only such data is taken while its frame is incomplete. `_input` keeps the beginning of other
-            # frames, whose size `_may_come` has bounded.
-            if kind == FrameKind.DATA and not flags & _PADDED:
+            # frames, so these must be small. gRPC pads none.
+            is_plain = kind == FrameKind.DATA and not flags & _PADDED
+            if not self._may_come(kind, size, stream, DATA_BYTES_MAX if is_plain else FRAME_BYTES_MAX):
+                break
+            if is_plain:
                 at += _HEAD.size
                 self._count_received(size)
                 self._left, self._is_last = size, bool(flags & _END_STREAM)
@@ -234,12 +244,12 @@ class Call:
 
     # --- frames --------------------------------------------------------------------------------------
 
-    def _may_come(self, kind: int, size: int, stream: int) -> bool:
+    def _may_come(self, kind: int, size: int, stream: int, size_max: int) -> bool:
         expected = _STREAMS.get(kind)
         # Looked at first: what speaks HTTP/1 or TLS fails here, and not with a strange frame size.
         if not self._has_settings and kind != FrameKind.SETTINGS:
             self._finish(grpc.StatusCode.UNAVAILABLE, "what answers at its address does not speak HTTP/2")
-        elif size > FRAME_BYTES_MAX:
+        elif size > size_max:
             self._finish(grpc.StatusCode.INTERNAL, f"a frame of {size} bytes")
         elif expected is not None and stream & _WINDOW_MAX != expected:
             self._finish(grpc.StatusCode.INTERNAL, f"a frame of kind {kind} on stream {stream}")
