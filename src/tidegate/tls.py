@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
-
 from tidegate.errors import InvalidInput
 
 CA: Final = "TIDEGATE_CA"
@@ -55,18 +53,6 @@ class Tls:
         for name, path in ((CA, self.ca), (CERT, self.cert), (KEY, self.key)):
             if path is not None:
                 environment[name] = str(path.absolute())
-
-    def client(self) -> grpc.ChannelCredentials:
-        """Credentials for connections to PD or TiKV. Raises InvalidInput if a file cannot be read."""
-        cert, key = self._pair()
-        return grpc.ssl_channel_credentials(_read(self.ca), key, cert)
-
-    def server(self) -> grpc.ServerCredentials:
-        """Credentials for the embedded upstream, which requires a client certificate of the same CA."""
-        cert, key = self._pair()
-        if cert is None or key is None:
-            raise InvalidInput("a server needs a certificate of its own", fix="give --cert and --key")
-        return grpc.ssl_server_credentials([(key, cert)], _read(self.ca), require_client_auth=True)
 
     def http(self) -> ssl.SSLContext:
         """The context of an HTTP server. The next connection uses a certificate renewed meanwhile."""
@@ -130,10 +116,15 @@ class Tls:
             ) from error
         return context
 
-    def _pair(self) -> tuple[bytes | None, bytes | None]:
+    def pair(self) -> tuple[bytes | None, bytes | None]:
+        """The bytes of certificate and key, if there are any. Raises InvalidInput as `authority`."""
         if self.cert is None or self.key is None:
             return None, None
         return _read(self.cert), _read(self.key)
+
+    def authority(self) -> bytes:
+        """The bytes of the CA's certificate. Raises InvalidInput if the file cannot be read."""
+        return _read(self.ca)
 
 
 def common_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:

@@ -57,6 +57,22 @@ def test_help_of_every_command_imports_nothing_heavy() -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
+def test_a_request_to_a_capture_imports_nothing_heavy() -> None:
+    """Otherwise the imports take longer than the request, for every command that a user types."""
+    others = "tidegate.cli.consumer", "tidegate.cli.server", "tidegate.cli.upstream"
+    code = (
+        "import sys\n"
+        "from tidegate.cli.main import app\n"
+        "try:\n"
+        f"    app(['changefeed', 'list', '--server', {NOBODY!r}])\n"
+        "finally:\n"
+        f"    print(sorted({{*{HEAVY!r}, *{others!r}}} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+    assert "no capture answers" in done.stderr
+
+
 def test_every_argument_says_what_it_is() -> None:
     """Check every command of the tree, as it is shown: typer once lost the help of arguments."""
 
@@ -173,3 +189,11 @@ def test_a_capture_that_is_not_there_is_named() -> None:
     assert "no capture answers" in text
     assert f"where: http://{NOBODY}" in text
     assert "start one with `tidegate server`" in text
+
+
+@pytest.mark.parametrize("address", ["ftp://127.0.0.1", "http://", "127.0.0.1:port", "http://a..b:1"])
+def test_an_address_that_is_none_is_named(address: str) -> None:
+    code, text = used("changefeed", "list", "--server", address)
+    assert code == 1
+    assert "no capture answers" in text
+    assert address in text

@@ -19,6 +19,7 @@ import pytest
 from tests.kvclient.test_tls import certified
 from tests.puller.test_puller import eventually
 from tidegate.errors import InvalidInput
+from tidegate.grpc_tls import server_credentials
 from tidegate.kvclient import http2, stream_loop
 from tidegate.kvclient.channel import ChannelPool
 from tidegate.kvclient.grpc_messages import UNPACK_BYTES
@@ -411,7 +412,7 @@ def test_streams_use_certificates_and_refuse_anothers(tmp_path: Path, echo: Echo
     assert ours.streams().verify_flags & ssl.VERIFY_X509_PARTIAL_CHAIN, (
         "as gRPC: an intermediate may be trusted"
     )
-    server, address = served(echo, ours.server())
+    server, address = served(echo, server_credentials(ours))
     loop, taker, refused = StreamLoop(ours), Taker(), Taker()
     call = loop.call(address, PATH, (), taker)
     sent = [bytes([i]) * 50_000 for i in range(40)]

@@ -18,6 +18,7 @@ from tests.puller.test_puller import World, eventually, fail
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore.store import EventStore
+from tidegate.grpc_tls import client_credentials
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.puller.match import block_matcher
@@ -93,10 +94,10 @@ def test_files_that_are_missing_or_no_certificates_are_named(tmp_path: Path, tls
     with pytest.raises(InvalidInput, match="--cert is given without --key"):
         replace(tls, key=None)
     with pytest.raises(InvalidInput, match=r"(?s)cannot be read.*nowhere\.pem.*No such file"):
-        Tls(tmp_path / "nowhere.pem").client()
+        client_credentials(Tls(tmp_path / "nowhere.pem"))
     (tmp_path / "text").write_text("secret words")
     with pytest.raises(InvalidInput, match="not a PEM file") as refused:
-        Tls(tmp_path / "text").client()
+        client_credentials(Tls(tmp_path / "text"))
     assert "secret words" not in refused.value.render()
 
 

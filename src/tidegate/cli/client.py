@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, Final
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from tidegate.access import AccessToken
 from tidegate.errors import InvalidInput, Retryable, TidegateError
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
 
 ServerOption = Annotated[
     str, typer.Option("--server", help="A capture's address; with https:// if it was started with --api-tls.")
@@ -30,43 +33,61 @@ def call(
     query: dict[str, str] | None = None,
 ) -> Any:
     """One request. Raises Retryable without an answer or with a 503, otherwise InvalidInput."""
-    import httpx
-
-    from tidegate.tls import Tls
+    # No HTTP library: the import of one takes longer than the request.
+    from http.client import HTTPException
+    from urllib.parse import quote, urlencode
 
     base = server if "://" in server else f"http://{server}"
-    token, tls = AccessToken.from_environment(), Tls.from_environment()
-    is_secure = not base.lower().startswith("http://")  # httpx takes HTTPS:// too
+    is_secure = not base.lower().startswith("http://")
+    token = AccessToken.from_environment()
+    headers = dict(token.header) if token else {}
+    content = None
+    if body is not None:
+        content, headers["Content-Type"] = json.dumps(body), "application/json"
     try:
-        answer = httpx.request(
-            method,
-            f"{base}/api/v2{path}",
-            json=body,
-            params=query or {},
-            headers=token.header if token else {},
-            timeout=TIMEOUT_S,
-            trust_env=False,
-            # Plain HTTP needs no certificates, and reading those of all authorities takes 20 ms.
-            verify=tls.http_client() if tls is not None and is_secure else is_secure,
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        connection, prefix = _connection(base)
+        with closing(connection):
+            asked = f"{prefix}/api/v2{quote(path)}" + (f"?{urlencode(query)}" if query else "")
+            connection.request(method, asked, content, headers)
+            answer = connection.getresponse()
+            status, data = answer.status, answer.read()
+    # ValueError: the address is no URL, or has a host that cannot be encoded.
+    except (OSError, HTTPException, ValueError) as error:
         raise Retryable(
             "no capture answers",
             where=base,
-            why=str(error),
+            why=str(error) or type(error).__name__,
             fix="give the certificates that it asks for: tidegate --ca CA --cert CERT --key KEY ..."
             if is_secure
             else "start one with `tidegate server`, or name it with --server; write https://HOST:PORT if it "
             "was started with --api-tls",
         ) from error
     try:
-        found = answer.json()
+        found = json.loads(data)
     except ValueError:
-        found = {"error_msg": f"the answer is not JSON (status {answer.status_code})"}
-    if answer.is_success:
+        found = {"error_msg": f"the answer is not JSON (status {status})"}
+    if 200 <= status < 300:
         return found
-    kind = Retryable if answer.status_code == 503 else InvalidInput
+    kind = Retryable if status == 503 else InvalidInput
     raise kind(str(found.get("error_msg", "the request was refused")))
+
+
+def _connection(base: str) -> tuple[HTTPConnection, str]:
+    """A connection that is not open yet, and the path in the address. Raises ValueError for no address."""
+    from http.client import HTTPConnection, HTTPSConnection
+    from urllib.parse import urlsplit
+
+    from tidegate.tls import Tls
+
+    address, tls = urlsplit(base), Tls.from_environment()
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ValueError(f"this is no address of a server: {base}")
+    prefix = address.path.rstrip("/")
+    if address.scheme == "http":
+        # Plain HTTP needs no certificates, and reading those of all authorities takes 20 ms.
+        return HTTPConnection(address.hostname, address.port or 80, timeout=TIMEOUT_S), prefix
+    context = tls.http_client() if tls is not None else None
+    return HTTPSConnection(address.hostname, address.port or 443, timeout=TIMEOUT_S, context=context), prefix
 
 
 def show(found: Any, text: str, as_json: bool) -> None:

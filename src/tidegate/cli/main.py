@@ -1,49 +1,19 @@
-"""The command tree. Each command imports what it needs when it runs, so that `--help` answers at once."""
+"""The command line. Each command imports what it needs when it runs, so that `--help` answers at once."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from click import Context
-from typer.core import TyperArgument
 
 from tidegate import __version__
-from tidegate.cli import capture, changefeed, consumer, quarantine, topic, upstream
-from tidegate.cli.compare import compare
-from tidegate.cli.peek import peek
-from tidegate.cli.replay import replay
-from tidegate.cli.server import server
-from tidegate.cli.simulate import simulate
-from tidegate.cli.verify import verify
-
-
-class _Argument(TyperArgument):
-    """An argument that shows its help.
-
-    From click 8.5 on, click's constructor also sets `help`, to nothing. Setting it again is no solution:
-    click would list the argument a second time, because typer lists it already.
-    """
-
-    def __init__(self, *, help: str | None = None, **more: Any) -> None:
-        super().__init__(**more)
-        self._help_text = help
-
-    def get_help_record(self, ctx: Context) -> Any:
-        self.help = self._help_text
-        try:
-            return super().get_help_record(ctx)
-        finally:
-            self.help = None
-
-
-# typer creates the arguments of commands from this class, and has no option to choose another one.
-vars(typer.main)["TyperArgument"] = _Argument
+from tidegate.cli.tree import Tree
 
 app = typer.Typer(
     name="tidegate",
+    cls=Tree,
     help="Change data capture for TiDB and TiKV, with its data pipeline on Spark.",
     no_args_is_help=True,
     add_completion=False,
@@ -91,20 +61,6 @@ def root(
             if ca is None:
                 raise InvalidInput("a certificate is given without the CA's", fix="give --ca, too")
             Tls(ca, cert, key).into(os.environ)
-
-
-app.add_typer(upstream.app, name="upstream")
-app.command()(server)
-app.add_typer(capture.app, name="capture")
-app.add_typer(changefeed.app, name="changefeed")
-app.command()(peek)
-app.add_typer(topic.app, name="topic")
-app.add_typer(consumer.app, name="consumer")
-app.add_typer(quarantine.app, name="quarantine")
-app.command()(compare)
-app.command()(verify)
-app.command()(simulate)
-app.command()(replay)
 
 
 def main() -> None:

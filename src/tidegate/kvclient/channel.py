@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar, cast
 import grpc
 
 from tidegate.errors import InvalidInput, Retryable
+from tidegate.grpc_tls import client_credentials
 from tidegate.kvclient.stream_loop import Metadata, Receiver, StreamCall, StreamLoop
 from tidegate.tls import Tls
 
@@ -89,7 +90,8 @@ class ChannelPool:
             if self._tls is None:
                 channel = grpc.insecure_channel(address, options=self._options)
             else:
-                channel = grpc.secure_channel(address, self._tls.client(), options=self._options)
+                credentials = client_credentials(self._tls)
+                channel = grpc.secure_channel(address, credentials, options=self._options)
             self._channels[address] = channel
         return channel
 

@@ -31,6 +31,7 @@ from pyspark import TaskContext
 from tidegate import __version__
 from tidegate.errors import Retryable
 from tidegate.eventstore.seek import place_of
+from tidegate.grpc_tls import client_credentials
 from tidegate.model.position import Place
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
@@ -92,7 +93,7 @@ class Capture:
         self._channel = (
             grpc.insecure_channel(address, options)
             if tls is None
-            else grpc.secure_channel(address, tls.client(), options)
+            else grpc.secure_channel(address, client_credentials(tls), options)
         )
         self._work = self._channel.stream_stream(f"/{NAME}/Work")
         self._unary = {

@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from tidegate import __version__
 from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
+from tidegate.grpc_tls import server_credentials
 from tidegate.model.block import ENTRY_SCHEMA
 from tidegate.model.reports import Failed
 from tidegate.mounter import bases
@@ -150,7 +151,7 @@ class Service:
             if tls is None:
                 port = self._server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, tls.server())
+                port = self._server.add_secure_port(address, server_credentials(tls))
         except RuntimeError as error:
             raise InvalidInput(
                 "the address for workers cannot be used", where=address, why=str(error), fix="give another"

@@ -17,6 +17,7 @@ import grpc
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import InvalidInput
+from tidegate.grpc_tls import server_credentials
 from tidegate.proto import (
     cdcpb_pb2,
     etcdserverpb_pb2,
@@ -332,7 +333,7 @@ class EmbeddedUpstream:
             if self._tls is None:
                 port = server.add_insecure_port(address)
             else:
-                port = server.add_secure_port(address, self._tls.server())
+                port = server.add_secure_port(address, server_credentials(self._tls))
         except RuntimeError as error:
             raise InvalidInput(
                 "the upstream cannot listen", where=address, why=str(error), fix=fix
