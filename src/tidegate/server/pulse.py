@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -61,12 +61,15 @@ RETRY_S: Final = 1.0
 Wake = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class FollowerCounts:
-    """The number of followers of a store, and how many of them are eager."""
+def eager_s(eager: int) -> float:
+    """The pause between two wake-ups of an eager follower, for this many of them."""
+    # Minus half a look, because followers are woken only at looks, which rounds the pause.
+    return eager / EAGER_WAKES_A_S - LOOK_S / 2
 
-    all: int
-    eager: int
+
+def waning_s(followers: int) -> float:
+    """The same for a follower that was eager until lately, for this many followers of its store."""
+    return min(CALMEST_S / 2, max(CALM_S, followers / (2 * CALM_WAKES_A_S)))
 
 
 def calmer_s(followers: int) -> float:
@@ -87,19 +90,6 @@ class _Follower:
     is_pending: bool = False
     """Whether the page has changed since it was last woken."""
 
-    def is_eager(self, now: float) -> bool:
-        """Whether each change wakes it."""
-        return now < self.eager_until
-
-    def pause_s(self, now: float, counts: FollowerCounts) -> float:
-        """The least time between two wake-ups."""
-        if self.is_eager(now):
-            # Minus half a look, because followers are woken only at looks, which rounds the pause.
-            return counts.eager / EAGER_WAKES_A_S - LOOK_S / 2
-        if now < self.eager_until + LONG_S:
-            return min(CALMEST_S / 2, max(CALM_S, counts.all / (2 * CALM_WAKES_A_S)))
-        return calmer_s(counts.all)
-
     def wake(self, now: float) -> None:
         """Call all functions, those first that come first."""
         self.is_pending, self.woken_at = False, now
@@ -107,10 +97,13 @@ class _Follower:
             wake()
 
     def rows_came(self, changed_spans: Set[str] | None) -> bool:
-        """Whether its rows may have come, if the manifests of `changed_spans` (None: of any) have changed."""
-        return changed_spans is None or (
-            bool(changed_spans) and (self.spans is None or not changed_spans.isdisjoint(self.spans))
-        )
+        """Whether its rows may have come, if manifests of spans have changed. None: those of any span."""
+        return changed_spans is None or self.spans is None or not changed_spans.isdisjoint(self.spans)
+
+
+def _due(followers: Iterable[_Follower], now: float, pause_s: float) -> list[_Follower]:
+    """Those that are owed a wake-up, and whose last one is this long ago."""
+    return [one for one in followers if one.is_pending and now >= one.woken_at + pause_s]
 
 
 class Pulse:
@@ -169,35 +162,44 @@ class Pulse:
         """Look once at all pages."""
         now = self._clock.monotonic()
         for store, followers in self._followers.items():
-            mark, seen = store_view.page_mark(store), self._seen.get(store)
-            changed = mark != seen
-            if changed:
-                self._seen[store] = mark
-            changed_spans = mark.changed_since(seen) if changed and mark is not None else frozenset[str]()
+            self._note_changes(store, followers.values(), now)
+            # One pass over all followers, fifty times a second: most looks find nobody who is due.
+            eager, waning, calm = list[_Follower](), list[_Follower](), list[_Follower]()
             for follower in followers.values():
-                follower.is_pending = follower.is_pending or changed
-                if changed and follower.rows_came(changed_spans):
-                    follower.eager_until = now + EAGER_S
-            eager = sum(follower.is_eager(now) for follower in followers.values())
-            counts = FollowerCounts(len(followers), eager)
-            calm, a_second = [], 0.0
-            for follower in followers.values():
-                pause_s = follower.pause_s(now, counts)
-                is_due = follower.is_pending and now >= follower.woken_at + pause_s
-                if follower.is_eager(now):
-                    if is_due:
-                        follower.wake(now)
-                    continue
-                a_second += 1 / pause_s
-                if is_due:
+                if now < follower.eager_until:
+                    eager.append(follower)
+                elif now < follower.eager_until + LONG_S:
+                    waning.append(follower)
+                else:
                     calm.append(follower)
+            for follower in _due(eager, now, eager_s(len(eager))):
+                follower.wake(now)
+            waning_pause_s, calm_pause_s = waning_s(len(followers)), calmer_s(len(followers))
+            due = [*_due(waning, now, waning_pause_s), *_due(calm, now, calm_pause_s)]
+            if not due:
+                continue
             # Those that have waited longest come first, so that each has its turn although a look wakes
             # only some.
-            calm.sort(key=attrgetter("woken_at"))
+            due.sort(key=attrgetter("woken_at"))
+            a_second = len(waning) / waning_pause_s + len(calm) / calm_pause_s
             # At least one at each look, because the number may round to 0 again and again.
-            for follower in calm[: 1 + int(SPREAD * a_second * (now - self._looked_at))]:
+            for follower in due[: 1 + int(SPREAD * a_second * (now - self._looked_at))]:
                 follower.wake(now)
         self._looked_at = now
+
+    def _note_changes(self, store: Path, followers: Collection[_Follower], now: float) -> None:
+        """Note whom the changes of a page since the last look concern."""
+        mark, seen = store_view.page_mark(store), self._seen.get(store)
+        if mark == seen:
+            return
+        self._seen[store] = mark
+        for follower in followers:
+            follower.is_pending = True
+        changed_spans = mark.changed_since(seen) if mark is not None else frozenset[str]()
+        if changed_spans is None or changed_spans:
+            for follower in followers:
+                if follower.rows_came(changed_spans):
+                    follower.eager_until = now + EAGER_S
 
     async def run(self) -> None:
         """Look until cancelled."""
