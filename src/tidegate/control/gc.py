@@ -70,9 +70,13 @@ class GcGuard:
         self._held = True  # an earlier process may have left a hold
         self._least = 0
 
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to renew it."""
+        return now - self._last >= REFRESH_S
+
     def tick(self, needs: Mapping[FeedId, int], now: float, *, force: bool = False) -> Hold | None:
         """The call to PD to make now, if any. `needs`: the least ts from which each feed may still read."""
-        if not force and now - self._last < REFRESH_S:
+        if not force and not self.is_due(now):
             return None
         if needs:
             self._last, self._held = now, True

@@ -152,16 +152,21 @@ def read_manifest(store: Path | str, span_id: str, known: ManifestReader | None 
         ) from error
 
 
-def covering_manifest(store: Path | str, span_id: str, after: Timestamp, upto: Timestamp) -> Manifest:
-    """A span's manifest that names every commit in (after, upto]. Raises Retryable if there is none."""
+def covering_manifest(
+    store: Path | str, span_id: str, after: Timestamp, upto: Timestamp, known: ManifestReader | None = None
+) -> Manifest:
+    """A span's manifest that names every commit in (after, upto]. Raises Retryable if there is none.
+
+    `known`: as for `read_manifest`.
+    """
     for _ in range(READ_ATTEMPTS - 1):
-        manifest = read_manifest(store, span_id)
+        manifest = read_manifest(store, span_id, known)
         try:
             check(store, span_id, manifest, after, upto)
         except Unresolved:
             continue  # perhaps only because the manifest was replaced in between
         return manifest
-    manifest = read_manifest(store, span_id)
+    manifest = read_manifest(store, span_id, known)
     check(store, span_id, manifest, after, upto)
     return manifest
 

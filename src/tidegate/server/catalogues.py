@@ -41,6 +41,7 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.disk import replace_file, sync_folder
 from tidegate.errors import Retryable, TidegateError, Undecodable
 from tidegate.eventstore import reader, store_view
+from tidegate.eventstore.manifest import ManifestReader
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.verdicts import SharedVerdicts
 from tidegate.log import event
@@ -82,6 +83,8 @@ class Shared:
         self.lock = threading.Lock()
         self.verdicts = SharedVerdicts(catalogue.store.versions_held)
         self._store = store
+        self._manifest = ManifestReader(store / DDL_SPAN_ID)
+        """Kept, because the span's floor rises many times a second, and its manifest seldom changes."""
 
     def reaches(self, ts: int, feed_filter: FeedFilter, missing: tuple[int, ...] = ()) -> bool:
         """Whether it has every job after `ts`, and of those up to `ts` lacks just the ones at `missing`."""
@@ -106,7 +109,7 @@ class Shared:
         after = self.catalogue.resolved_ts
         if upto <= after:
             return
-        manifest = store_view.covering_manifest(self._store, DDL_SPAN_ID, after, upto)
+        manifest = store_view.covering_manifest(self._store, DDL_SPAN_ID, after, upto, self._manifest)
         # Usually no DDL has come, and the manifest alone says so without a look at the segments.
         if not store_view.pending(manifest, after, upto)[0]:
             return

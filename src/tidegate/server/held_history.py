@@ -67,6 +67,9 @@ class HeldHistory:
         return all_taken
 
     async def _tend_scope(self, scope: int, guard: GcGuard, *, force: bool) -> bool:
+        # First, because `needs` asks every changefeed.
+        if not force and not guard.is_due(self.node.clock.monotonic()):
+            return True
         taken = False
         while not taken:
             hold = guard.tick(self.needs(scope), self.node.clock.monotonic(), force=force)
