@@ -13,7 +13,7 @@ from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import DdlLog, KnownDdl
 from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import RangeProgress
-from tidegate.control.owner import Owner
+from tidegate.control.owner import Owner, Persist, SendDdl, SendResolved
 from tidegate.model.span import Span
 
 ALL = Span(b"", b"")
@@ -110,3 +110,28 @@ def test_the_checkpoint_waits_while_a_capture_knows_other_ddl(
     assert owner.agreement.disagreement is None
     owner.tick(1.0)
     assert owner.checkpoint == 149
+
+
+def test_a_checkpoint_may_wait_for_others_unless_a_restart_needs_it() -> None:
+    owner = running(Barrier(499), ALL)
+
+    def stored_at(now: float, checkpoint: int) -> Persist:
+        owner.report("a", 1, progress(checkpoint, ALL))
+        effects = owner.tick(now)
+        for one in effects:
+            if isinstance(one, SendResolved):
+                owner.resolved_done(one.ts)
+        (found,) = (one for one in effects if isinstance(one, Persist))
+        owner.persisted(found.ts)
+        return found
+
+    assert stored_at(10.0, 200) == Persist(200, may_wait=True)
+    owner.synced(300)
+    assert stored_at(20.0, 300) == Persist(300), "rows up to there would be read again"
+    assert stored_at(30.0, 400) == Persist(400, may_wait=True)
+    owner.learn([batch(500)], 1000)
+    owner.report("a", 1, progress(500, ALL))
+    assert any(isinstance(one, SendDdl) for one in owner.tick(40.0))
+    owner.persisted(499)
+    owner.ddl_done(500)
+    assert stored_at(40.0, 600) == Persist(600), "the DDL would be looked for again"

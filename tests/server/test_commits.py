@@ -92,3 +92,35 @@ def test_a_commit_that_fails_stores_nothing_of_any_and_the_next_succeeds(metadat
     assert all(isinstance(one, TidegateError) for one in found)
     assert [kv.key for kv in metadata.under("/")] == ["/first"]
     assert answers(metadata, put("/c"))[0].succeeded
+
+
+def test_patient_writes_share_a_commit_and_others_do_not_wait_for_them(metadata: Counting) -> None:
+    async def scenario(disk: ThreadPoolExecutor) -> tuple[int, int, bool]:
+        commits = Commits(metadata, disk)
+        patient = [asyncio.create_task(commits.transact(put(f"/{number}"), 0.05)) for number in range(9)]
+        await asyncio.gather(*patient)
+        together = metadata.commits
+        longest = asyncio.create_task(commits.transact(put("/longest"), 600.0))
+        await asyncio.sleep(0.01)
+        waited = not longest.done()
+        await commits.transact(put("/now"))
+        await longest
+        return together, metadata.commits, waited
+
+    with ThreadPoolExecutor(1) as disk:
+        assert asyncio.run(scenario(disk)) == (1, 2, True)
+
+
+def test_a_patient_write_is_made_when_its_time_has_come(metadata: Counting) -> None:
+    async def scenario(disk: ThreadPoolExecutor) -> float:
+        commits, loop = Commits(metadata, disk), asyncio.get_running_loop()
+        began = loop.time()
+        longer = asyncio.create_task(commits.transact(put("/longer"), 600.0))
+        await asyncio.sleep(0)
+        await commits.transact(put("/shorter"), 0.05)
+        await longer
+        return loop.time() - began
+
+    with ThreadPoolExecutor(1) as disk:
+        assert asyncio.run(scenario(disk)) >= 0.05
+    assert metadata.commits == 1

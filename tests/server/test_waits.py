@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish
 from tidegate.control.metadata import FeedId, FeedInfo
-from tidegate.control.owner import Owner, Persist
+from tidegate.control.owner import Owner, Persist, SendResolved
 from tidegate.control.watchdog import STEP_MAX_S
 from tidegate.eventstore import store_view
 from tidegate.eventstore.floors import FloorPage
@@ -30,7 +31,7 @@ from tidegate.server.owner_ddl import OwnerDdl
 from tidegate.server.owner_effects import OwnerEffects
 from tidegate.server.processor import FeedProcessor
 from tidegate.server.pulse import CALMER_S, RESTS, Pulse
-from tidegate.server.replication import TICK_S, Replication
+from tidegate.server.replication import TICK_S, WATCH_S, Replication
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
@@ -40,11 +41,18 @@ from tidegate.workload.bank import BankWorkload
 __all__ = ["bank", "capture"]
 
 
+def resting(rest_s: float) -> Any:
+    """A loop of a changefeed that rests for this time, without a call that may hang."""
+    return SimpleNamespace(
+        _wake=asyncio.Event(), _rest_s=lambda: rest_s, _watch_s=lambda: inf, _check_sink=lambda: None
+    )
+
+
 def test_a_loop_that_is_woken_and_cancelled_at_once_is_cancelled() -> None:
     """Before Python 3.12 `asyncio.wait_for` loses such a cancellation: a pause of the feed never ended."""
 
     async def scenario() -> None:
-        feed: Any = SimpleNamespace(_wake=asyncio.Event(), _rest_s=lambda: 600)
+        feed: Any = resting(600)
         loop = asyncio.create_task(Replication._pause(feed))
         await asyncio.sleep(0.005)
         feed._wake.set()
@@ -56,9 +64,24 @@ def test_a_loop_that_is_woken_and_cancelled_at_once_is_cancelled() -> None:
 
 
 def test_a_loop_that_is_not_woken_continues() -> None:
-    feed: Any = SimpleNamespace(_wake=asyncio.Event(), _rest_s=lambda: 0.02)
+    feed: Any = resting(0.02)
     asyncio.run(Replication._pause(feed))
     assert not feed._wake.is_set()
+
+
+def test_a_call_that_hangs_ends_the_pause() -> None:
+    """It is looked for all the time, although a tick may be long in coming."""
+    feed: Any = resting(600)
+    feed._watch_s, looks = lambda: 0.005, []
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            feed._wake.set()
+
+    feed._check_sink = look
+    asyncio.run(Replication._pause(feed))
+    assert len(looks) == 3
 
 
 REST_S = CALMER_S * RESTS
@@ -140,7 +163,7 @@ def test_an_owner_ticks_after_a_stored_checkpoint_only_if_something_waits(
     """A tick costs the same whatever it is for, and every changefeed stores its checkpoint once a second."""
     stored: list[int] = []
 
-    async def persist(owner: Any, ts: int) -> None:
+    async def persist(owner: Any, ts: int, patience_s: float) -> None:
         stored.append(ts)
 
     async def scenario() -> bool:
@@ -156,6 +179,32 @@ def test_an_owner_ticks_after_a_stored_checkpoint_only_if_something_waits(
         return woken.is_set()
 
     assert (asyncio.run(scenario()), stored) == (wakes, [5])
+
+
+@pytest.mark.parametrize(
+    ("target_ts", "due_in", "wakes"), [(0, inf, False), (0, 0.5, True), (0, 0.0, True), (900, inf, True)]
+)
+def test_an_owner_ticks_after_a_resolved_only_if_it_may_do_more(
+    target_ts: int, due_in: float, wakes: bool
+) -> None:
+    """Most changefeeds have no rows, and each of them sends a Resolved every few seconds."""
+    owner: Any = SimpleNamespace(barrier=SimpleNamespace(target_ts=target_ts), due_in=lambda now: due_in)
+    sent: list[int] = []
+    owner.resolved_done = sent.append
+
+    async def send(ts: int) -> None: ...
+
+    async def scenario() -> bool:
+        woken = asyncio.Event()
+        effects: Any = SimpleNamespace(
+            _sink=SimpleNamespace(opened=SimpleNamespace(send_resolved=send)),
+            _wake=woken.set,
+            _node=SimpleNamespace(clock=Still(1.0), ballast=SimpleNamespace(trouble="the disk is full")),
+        )
+        await OwnerEffects.perform(effects, owner, SendResolved(5))
+        return woken.is_set()
+
+    assert (asyncio.run(scenario()), sent) == (wakes, [5])
 
 
 def opened(*, undelivered: list[str]) -> Any:
@@ -198,14 +247,15 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
         _record=SimpleNamespace(captured=SimpleNamespace(store=STORE)),
         _jobs=SimpleNamespace(are_any=False),
     )
-    assert (Replication._rest_s(feed), FeedProcessor._rest_s(processor)) == (REST_S, REST_S)
-    assert REST_S < STEP_MAX_S
+    assert (Replication._watch_s(feed), FeedProcessor._rest_s(processor)) == (WATCH_S, REST_S)
+    assert max(WATCH_S, REST_S) < STEP_MAX_S
     sink.is_called, feed._jobs.are_any = False, True
-    assert Replication._rest_s(feed) == REST_S, "a call that was only just spawned"
+    assert Replication._watch_s(feed) == WATCH_S, "a call that was only just spawned"
     feed._jobs.are_any, processor.openings = False, opened(undelivered=[])
     processor.pipeline.is_starting = True
     assert FeedProcessor._rest_s(processor) == REST_S
     processor.pipeline.is_starting = False
+    assert Replication._watch_s(feed) == inf
     assert Replication._rest_s(feed) == FeedProcessor._rest_s(processor) > STEP_MAX_S
 
 

@@ -72,6 +72,10 @@ class Persist:
     """Write the checkpoint durably, then call `persisted`."""
 
     ts: int
+    may_wait: bool = False
+    """Whether the write may be put off a little, until there are others. Without rows an older checkpoint
+    makes nothing be sent again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +204,9 @@ class Owner:
         if self.checkpoint > self.persisted_ts and not self._persisting and persist_due:
             # One write at a time: two under way could arrive in the other order, and the stored checkpoint
             # would fall.
+            may_wait = not (self._persist_now or self._at_target or self._synced > self.persisted_ts)
             self._persisting, self._persist_now, self._last_persist = True, False, now
-            effects.append(Persist(self.checkpoint))
+            effects.append(Persist(self.checkpoint, may_wait))
         if (
             self._at_target
             and self._outlet is not Outlet.BUSY
@@ -217,12 +222,21 @@ class Owner:
         """
         due = float("inf")
         sends = self._may_send
-        # A DDL needs no entry here. It becomes due by a report, which is an event.
+        # Without the sink, a DDL or a change of partitions becomes due when the sink is free, by an event.
+        if sends and self._is_operation_due:
+            return 0.0
         if sends and self.checkpoint > self.resolved_sent:
             due = self._last_resolved + self._pause
         if self.checkpoint > self.persisted_ts and not self._persisting:
             due = min(due, self._last_persist + self._persist_pause)
         return max(0.0, due - now)
+
+    @property
+    def _is_operation_due(self) -> bool:
+        """Whether a DDL or a change of the number of partitions waits only for the sink."""
+        batch, switch_ts = self.barrier.next, self.barrier.switch_ts
+        found = [ts for ts in (batch.finished_ts if batch is not None else 0, switch_ts) if ts]
+        return bool(found) and self._durable >= min(found)
 
     def synced(self, ts: int) -> None:
         """Note that rows up to `ts` were delivered: a Resolved that covers them is due soon."""

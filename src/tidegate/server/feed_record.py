@@ -129,11 +129,13 @@ class FeedRecord:
 
     # --- status --------------------------------------------------------------------------------------
 
-    async def store(self, ts: int, *, loaded: bool = False, settings: str = "") -> None:
+    async def store(
+        self, ts: int, *, loaded: bool = False, settings: str = "", patience_s: float = 0.0
+    ) -> None:
         """Store a checkpoint durably; a lower one than the stored one leaves that unchanged.
 
         `loaded`: the initial load is durable downstream. `settings`: those by which rows are chosen from now
-        on; empty: unchanged. Raises DiskFull.
+        on; empty: unchanged. `patience_s`: as for `Node.write`. Raises DiskFull.
         """
         # One write at a time. Two at once could arrive in the other order, and the stored checkpoint would
         # fall.
@@ -141,7 +143,8 @@ class FeedRecord:
             loaded = loaded or (self.config.tidegate.initial_load and not self.loading)
             settings = settings or self.settings
             status = FeedStatus(max(ts, self.persisted), self.resolved_ts, loaded, settings)
-            await self._node.write(Put(feed_key(self._node.cluster, self.id, "status"), status.to_bytes()))
+            put = Put(feed_key(self._node.cluster, self.id, "status"), status.to_bytes())
+            await self._node.write(put, patience_s=patience_s)
             self.persisted, self.settings = status.checkpoint_ts, settings
 
     async def store_last(self, checkpoint: int) -> None:

@@ -188,8 +188,13 @@ class Node:
         self.next_message += 1
         return self.next_message - 1
 
-    async def write(self, *writes: Put | Delete, guards: tuple[Compare, ...] = ()) -> bool:
-        """Write durably if this capture is the owner, otherwise raise Fenced. False: another guard failed."""
+    async def write(
+        self, *writes: Put | Delete, guards: tuple[Compare, ...] = (), patience_s: float = 0.0
+    ) -> bool:
+        """Write durably if this capture is the owner, otherwise raise Fenced. False: another guard failed.
+
+        `patience_s`: for how long the write may wait for others that share its commit.
+        """
         while True:
             # Our own clock ends the session a margin before etcd does. From then on nothing may be written.
             if (over := self.over()) is not None:
@@ -200,8 +205,9 @@ class Node:
             mine = Compare(self.owner_key, mod_revision=self.owner_rev)
             if self.shared:
                 check_size(writes, guards)
+                patience_s = 0.0  # `over` says that it may write now, not later
             try:
-                outcome = await self._commits.transact(GuardedWrites((mine, *guards), writes))
+                outcome = await self._commits.transact(GuardedWrites((mine, *guards), writes), patience_s)
             except TidegateError as error:
                 if self.shared:
                     self._give_up(error)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from math import isinf
 from typing import Final
 
 from tidegate import metrics
@@ -28,6 +29,10 @@ from tidegate.server.totals import Totals
 
 LOG: Final = logging.getLogger(__name__)
 
+PATIENCE_S: Final = 0.25
+"""For how long a checkpoint that may wait is held back. With hundreds of changefeeds without rows, one commit
+then stores the checkpoints of many.
+"""
 FULL_S: Final = 0.5
 """The pause between attempts to store, on a full disk, a checkpoint that must be stored."""
 
@@ -82,12 +87,14 @@ class OwnerEffects:
                 owner.resolved_done(ts)
                 if not self._node.ballast.trouble:
                     await self._record.become_if_there_is_room(self._record.life.progressed())
+                if not owner.barrier.target_ts and isinf(owner.due_in(self._node.clock.monotonic())):
+                    return  # as below; if another Resolved is due later, a tick must set the time for it
             case SendRepartition(ts, partitions):
                 await sink.repartition(ts, partitions)
                 owner.repartition_done(ts)
                 self.is_repartitioned = True  # the next incarnation stores the new number
-            case Persist(ts):
-                await self._persist(owner, ts)
+            case Persist(ts, may_wait):
+                await self._persist(owner, ts, PATIENCE_S if may_wait else 0.0)
                 if not owner.barrier.target_ts and owner.due_in(self._node.clock.monotonic()) > 0:
                     return  # nothing waits for this checkpoint, so the cost of a tick is saved
             case Finish():
@@ -104,9 +111,9 @@ class OwnerEffects:
         metrics.ddl_events.labels(feed.namespace, feed.name).inc(count)
         event(LOG, logging.INFO, "ddl delivered", changefeed=str(feed), finished_ts=ts, count=count)
 
-    async def _persist(self, owner: Owner, ts: int) -> None:
+    async def _persist(self, owner: Owner, ts: int, patience_s: float) -> None:
         try:
-            await self._record.store(ts)
+            await self._record.store(ts, patience_s=patience_s)
         except DiskFull:
             owner.persist_failed()  # it asks for it again
             return

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping
+from math import inf
 from typing import Final, assert_never
 
 from tidegate.control import trace
@@ -56,6 +57,8 @@ LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 """The pause between ticks while new DDL waits for the catalogue, which another thread may be using."""
+WATCH_S: Final = 1.5
+"""The pause between two looks at a call that may hang. A watchdog counts at most `STEP_MAX_S` of each."""
 PIPELINE_STARTS: Final = "pipeline"
 """The text of `waiting_for` until processors deliver, as shown to users."""
 
@@ -263,20 +266,31 @@ class Replication:
         self._wake.set()
 
     async def _pause(self) -> None:
-        """Wait for the next tick, which comes at once when something has happened."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._rest_s()):
-                await self._wake.wait()
+        """Wait for the next tick, which comes at once when something has happened.
+
+        If a call may hang, it is looked for meanwhile. That needs no tick, which costs much more.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._rest_s()
+        while not self._wake.is_set() and loop.time() < until:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(until, loop.time() + self._watch_s())):
+                    await self._wake.wait()
+            self._check_sink()
         # After the wait: what comes during a tick ends the next wait at once.
         self._wake.clear()
+
+    def _watch_s(self) -> float:
+        """The time until the next look whether a call hangs; infinite while there is no call."""
+        # A call that was only just spawned does not show in `sink.is_called` yet.
+        return WATCH_S if self._jobs.are_any or self.sink.is_called else inf
 
     def _rest_s(self) -> float:
         """The time until something is due if nothing happens before."""
         node, owner, store = self._node, self.owner, self._record.captured.store
         if owner is None or self.ddl.is_behind:
             return TICK_S
-        # A call that was only just spawned does not show in `sink.is_called` yet.
-        rest_s = node.pulse.rest_s(store, watched=self._jobs.are_any or self.sink.is_called)
+        rest_s = node.pulse.rest_s(store)
         if node.shared:
             # With many changefeeds less often, as everything that is done for changefeeds without rows.
             rest_s = min(rest_s, max(CAPTURES_S, node.pulse.calmer_s(store) / 2))
