@@ -14,7 +14,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,29 @@ from tidegate.server.replication import Replication
 from tidegate.sink.base import OwnerSink
 
 WRITE_S: Final = 0.2
+
+
+class _Timed:
+    """Awaits some work, and adds up the CPU of this thread that the work itself takes."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], add: Callable[[float], None]) -> None:
+        self._work, self._add = work, add
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        inner, spent = self._work.__await__(), 0.0
+        advance = partial(inner.send, None)
+        while True:
+            began = time.thread_time()
+            try:
+                waits_for = advance()
+            except StopIteration:
+                return self._add(spent + time.thread_time() - began)
+            spent += time.thread_time() - began
+            try:
+                yield waits_for
+                advance = partial(inner.send, None)
+            except BaseException as error:
+                advance = partial(inner.throw, error)
 
 
 class TickClock:
@@ -52,9 +76,7 @@ class TickClock:
             self.add("owner", time.thread_time() - began)
 
         async def timed_step(processor: FeedProcessor) -> None:
-            began = time.thread_time()
-            await step(processor)  # without a new Dispatch it awaits nothing
-            self.add("processor", time.thread_time() - began)
+            await _Timed(step(processor), partial(self.add, "processor"))
 
         for owner, name, timed in ((Replication, "_tick", timed_tick), (FeedProcessor, "_step", timed_step)):
             setattr(owner, name, timed)

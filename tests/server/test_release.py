@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -55,7 +56,7 @@ class Delivering:
         self.store.publish()
         clock = SimpleNamespace(monotonic=lambda: self.now)
         node: Any = SimpleNamespace(cluster=1, capture="here", shared="", epoch=1, pulse=Pulse(), clock=clock)
-        node.ballast = Ballast(None)
+        node.ballast, node.files = Ballast(None), None
         self.processor = FeedProcessor(node, FeedId("default", "one"))
         self.machine = self.processor.machine
         self.stored(100)
@@ -86,7 +87,7 @@ class Delivering:
         end = self.now + after_s
         while self.now < end:
             self.now += FLOOR_S / 2
-            self.processor._tick()
+            asyncio.run(self.processor._tick())
             released = self.processor.openings.drop_below
             assert released is not None
             self.span.drop_below(released[0])
@@ -97,7 +98,7 @@ class Delivering:
 
 def test_a_range_is_reported_up_to_what_is_durable_not_what_was_received(tmp_path: Path) -> None:
     feed = Delivering(tmp_path)
-    feed.processor._tick()
+    asyncio.run(feed.processor._tick())
     feed.durable(500)
     (said,) = (one for one in feed.machine.tick(feed.now) if isinstance(one, Checkpoint))
     assert [(one.checkpoint_ts, one.resolved_ts) for one in said.ranges] == [(500, RECEIVED)]
@@ -128,7 +129,7 @@ def test_events_stay_while_workers_still_begin_at_an_earlier_ts(
         raise DiskFull("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(BoundsFile, "write", full)
+        patched.setattr(BoundsFile, "put", full)
         assert feed.left(after_s=3 * DROP_AFTER_S) == [150, 250, 450, 650]
     assert feed.left(after_s=3 * DROP_AFTER_S) == [650]
 

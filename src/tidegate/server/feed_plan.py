@@ -78,7 +78,8 @@ class BoundsFile:
     """`bounds.json`: up to which ts each span may go. Replaced atomically, and only if a reader needs the
     change.
 
-    Replacing a file costs more than the rest of a tick, and a feed's bound moves up to 20 times a second.
+    Replacing a file costs more than the rest of a tick, and a feed's bound moves up to 20 times a second. It
+    also waits for the disk: so `text` says what to write, and `put` writes it in another thread.
     """
 
     def __init__(self, path: Path, token: tuple[int, int], ddl_span: str = DDL_SPAN_ID) -> None:
@@ -89,10 +90,18 @@ class BoundsFile:
     def write(
         self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
     ) -> None:
-        """Write bound and spans. A known span keeps the start that was written first, unless `raise_starts`.
+        """Write `text`, if there is any. Raises DiskFull; the earlier file then stays as it is."""
+        if text := self.text(bound, spans, raise_starts=raise_starts, idle=idle):
+            self.put(text)
 
-        `idle`: every row at or below the bound is durable. The bound is then written only together with other
-        spans, or later when there are rows. Raises DiskFull; the earlier file then stays as it is.
+    def text(
+        self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
+    ) -> str:
+        """The content with bound and spans; empty: no reader needs a change.
+
+        A known span keeps the start that was written first, unless `raise_starts`. `idle`: every row at or
+        below the bound is durable. The bound is then written only together with other spans, or later when
+        there are rows.
         """
         if raise_starts or not self._spans_text or self._are_others(spans):
             starts = {} if raise_starts else {name: task.start_ts for name, task in self._spans.items()}
@@ -101,18 +110,21 @@ class BoundsFile:
             }
             self._spans_text = json.dumps(spans_json(self._spans.values()))
         if idle and self._spans_text == self._sent_spans:
-            return
+            return ""
         text = (
             f'{{"token":[{self._token[0]},{self._token[1]}],"bound":{bound},"ddl_span":"{self._ddl_span}",'
             f'"spans":{self._spans_text}}}'
         )
-        if text != self._sent:
-            partial = self._path.with_suffix(".tmp")
-            with writing(partial):
-                partial.write_text(text)
-            # Not synced: after a loss of power the next incarnation writes the file again.
-            partial.replace(self._path)
-            self._sent, self._sent_spans = text, self._spans_text
+        return text if text != self._sent else ""
+
+    def put(self, text: str) -> None:
+        """Replace the file by the last `text`. Blocks; raises DiskFull."""
+        partial = self._path.with_suffix(".tmp")
+        with writing(partial):
+            partial.write_text(text)
+        # Not synced: after a loss of power the next incarnation writes the file again.
+        partial.replace(self._path)
+        self._sent, self._sent_spans = text, self._spans_text
 
     def _are_others(self, spans: dict[str, SpanTask]) -> bool:
         """Whether the spans, or the wanted tables of one, differ from those that were written last."""

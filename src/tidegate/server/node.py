@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -46,6 +46,8 @@ from tidegate.server.pulse import Pulse
 from tidegate.server.recorder import Follow, follow_nothing
 from tidegate.server.spans import Captured
 
+FILES_AT_ONCE: Final = 2
+"""Small files that are written at the same time. More would only wait for the same disk."""
 KEYS_MAX: Final = 128
 """The most keys that etcd compares or writes in one transaction (`--max-txn-ops`)."""
 WRITE_MAX: Final = 1 << 20
@@ -91,6 +93,10 @@ class Node:
     open_sink: OpenSink
     lost: Callable[[TidegateError], None]
     """Called with the reason when this capture may not continue, such as another owner."""
+    files: Executor = field(
+        default_factory=lambda: ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="files")
+    )
+    """Writes the small files that workers read."""
     ballast: Ballast = field(default_factory=lambda: Ballast(None))
     """Reserved space for small files on a full disk; it also knows whether the disk is full."""
     router: MessageRouter = field(default_factory=MessageRouter)

@@ -148,7 +148,7 @@ class FeedProcessor:
             self._work = asyncio.create_task(self._reach(dispatch), name=f"{goal.wish} {self.id}")
         try:
             if self.openings.is_ready and self._failure is None:
-                self._tick()
+                await self._tick()
         except TidegateError as error:
             self._fail(error)
         except Exception as error:
@@ -236,15 +236,15 @@ class FeedProcessor:
 
     # --- the tick ------------------------------------------------------------------------------------
 
-    def _tick(self) -> None:
+    async def _tick(self) -> None:
         """Read what has arrived, advance idle spans, write the bound for the pipeline."""
         opening, dispatch = self.openings.opened, self.machine.dispatch
         assert dispatch is not None
         opening.look(dispatch)
         self.pipeline.end_load()
-        self._bounds.move_floor(opening, dispatch.checkpoint)
+        await self._bounds.move_floor(opening, dispatch.checkpoint)
         with contextlib.suppress(DiskFull):  # the pipeline keeps its earlier bound then
-            self._bounds.write(opening)
+            await self._bounds.write(opening)
         self.pipeline.look()
 
 

@@ -8,11 +8,15 @@ it may be removed only some time after that ts has moved (`server.reader_floor`)
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 from tidegate.control.grants import Grant
 from tidegate.control.processor import Processor
 from tidegate.disk import DiskFull
 from tidegate.model.timestamp import compose
 from tidegate.server.feed_plan import BoundsFile, FeedPlan
+from tidegate.server.jobs import to_its_end
 from tidegate.server.node import Node
 from tidegate.server.opening import Opening
 from tidegate.server.reader_floor import ReaderFloor
@@ -29,8 +33,9 @@ class ReaderBounds:
 
     def begin(self, plan: FeedPlan, grant: Grant, opening: Opening) -> None:
         """Write the file from which an incarnation starts. Raises DiskFull."""
-        self._file = BoundsFile(plan.folder / "bounds.json", grant.token, opening.ddl.span_id)
-        self.write(opening)
+        self._file = file = BoundsFile(plan.folder / "bounds.json", grant.token, opening.ddl.span_id)
+        if text := self._text(file, opening):
+            self._node.ballast.small(partial(file.put, text))
 
     def end(self) -> None:
         """Stop writing the file, because the incarnation ends."""
@@ -41,28 +46,40 @@ class ReaderBounds:
         self._file = None
         self._floor.reset()
 
-    def write(self, opening: Opening | None, *, raise_starts: bool = False) -> None:
+    async def write(self, opening: Opening, *, raise_starts: bool = False) -> None:
         """Write the bound and the spans for the workers, if there are any. Raises DiskFull; workers then keep
         to the earlier file.
 
-        `raise_starts`: they start at the checkpoint from now on.
+        `raise_starts`: they start at the checkpoint from now on. Only one call at a time, and none while
+        another incarnation begins.
         """
-        file, machine = self._file, self._machine
-        if file is not None:
-            bound, spans = machine.reach, machine.spans.tasks
-            idle = opening is not None and opening.arrivals.all_idle
-            self._node.ballast.small(lambda: file.write(bound, spans, raise_starts=raise_starts, idle=idle))
+        file = self._file
+        if file is not None and (text := self._text(file, opening, raise_starts=raise_starts)):
+            # In another thread, because the disk may take milliseconds, in which no changefeed would tick.
+            # To its end: it must not replace the file of the next incarnation.
+            await to_its_end(self._put(file, text))
 
-    def move_floor(self, opening: Opening, checkpoint: int) -> None:
+    async def _put(self, file: BoundsFile, text: str) -> None:
+        put = partial(self._node.ballast.small, partial(file.put, text))
+        await asyncio.get_running_loop().run_in_executor(self._node.files, put)
+
+    def _text(self, file: BoundsFile, opening: Opening, *, raise_starts: bool = False) -> str:
+        idle, machine = opening.arrivals.all_idle, self._machine
+        return file.text(machine.reach, machine.spans.tasks, raise_starts=raise_starts, idle=idle)
+
+    async def move_floor(self, opening: Opening, checkpoint: int) -> None:
         """From time to time, raise the workers' start, so that old segments can be dropped a while later."""
-        now = self._node.clock.monotonic()
-        if self._file is None or not self._floor.is_due(now):
+        now, node = self._node.clock.monotonic(), self._node
+        # As all that is done for changefeeds without rows, less often if there are many.
+        stretch = node.pulse.calmer_s(opening.plan.paths.store) if opening.arrivals.all_idle else 1.0
+        if self._file is None or not self._floor.is_due(now, stretch):
             return
+        base_ts = opening.ddl.base_ts(checkpoint)
         try:
-            self.write(opening, raise_starts=True)
+            await self.write(opening, raise_starts=True)
         except DiskFull:
             return  # workers may still start from the old ts, so nothing may be dropped
-        self._floor.move(now, checkpoint, opening.ddl.base_ts(checkpoint))
+        self._floor.move(now, checkpoint, base_ts)
 
     def passed(self, plan: FeedPlan) -> tuple[int, int]:
         """The ts up to which rows, and DDL entries, may be dropped: every worker is past it, and it is not

@@ -28,9 +28,9 @@ class ReaderFloor:
         """The moves of the bounds file: when, to which checkpoint, and from which ts DDL is read for it."""
         self._passed = 0, 0
 
-    def is_due(self, now: float) -> bool:
-        """Whether the start ts should move now; if so, the next time is `FLOOR_S` later."""
-        if now - self._moved_at < FLOOR_S:
+    def is_due(self, now: float, stretch: float = 1.0) -> bool:
+        """Whether the start ts should move now; if so, the next time is `stretch * FLOOR_S` later."""
+        if now - self._moved_at < stretch * FLOOR_S:
             return False
         self._moved_at = now
         return True
