@@ -30,6 +30,7 @@ from tidegate.control.metadata import (
 )
 from tidegate.errors import InvalidInput
 from tidegate.filter.feed import FeedFilter
+from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.stores import check_versions
 from tidegate.log import event
 from tidegate.model.timestamp import readable
@@ -55,6 +56,10 @@ from tidegate.server.schema_tracker import load_catalogue
 from tidegate.sink.reader.changes import Changes
 
 LOG: Final = logging.getLogger(__name__)
+
+
+def _with_spans(new: NewFeed, tables: Sequence[TableVersion], pd: PdClient) -> NewFeed:
+    return with_cuts(with_tables(new, tables), tables, pd)
 
 
 class FeedCreation:
@@ -83,9 +88,10 @@ class FeedCreation:
     async def _create(self, new: NewFeed) -> Feed:
         node = self.node
         self.check_shared(new)
-        check_versions(await asyncio.to_thread(node.pd.stores))
-        new = await self._in_keyspace(new)
-        start_ts = await self.start_ts(new)
+        new, start_ts, stores = await asyncio.gather(
+            self._in_keyspace(new), self.start_ts(new), asyncio.to_thread(node.pd.stores)
+        )
+        check_versions(stores)
         held = creating_id(node.cluster, node.holder, new.feed)
         scope = new.config.tidegate.keyspace_id
         # An initial load always needs the history, because its snapshot is read at the start ts.
@@ -99,8 +105,7 @@ class FeedCreation:
                 catalogue = await self.catalogue(new, start_ts)
                 tables = await asyncio.to_thread(catalogue.entries, start_ts) if catalogue is not None else []
             if new.config.has_tables:
-                new = await asyncio.to_thread(with_tables, new, tables)
-                new = await asyncio.to_thread(with_cuts, new, tables, node.pd)
+                new = await asyncio.to_thread(_with_spans, new, tables, node.pd)
             feed = await self._store(new, start_ts, catalogue, tables)
             # Before the hold is renewed, which covers all of `_feeds`.
             self._feeds[feed.id] = feed

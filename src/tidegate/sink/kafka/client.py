@@ -196,9 +196,13 @@ def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
     Raises InvalidInput if it is missing and may not be created, or has fewer partitions than
     `partition-num`; Retryable if no broker answers. Partitions above `partition-num` are not used.
     """
-    admin = AdminClient(client_settings(uri, kafka))
-    found = _partitions(admin, uri, uri.topic)
-    wanted = kafka.partition_num
+    return ensure_feeds_topics(AdminClient(client_settings(uri, kafka)), uri, kafka)
+
+
+def ensure_feeds_topics(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig, progress: str = "") -> int:
+    """As `ensure_topic`; the same requests create the progress topic with this name if it is missing."""
+    there, made = existing(admin, uri), list[NewTopic]()
+    found, wanted = there.get(uri.topic, 0), kafka.partition_num
     if found == 0:
         if not kafka.auto_create_topic:
             raise InvalidInput(
@@ -207,13 +211,17 @@ def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
                 fix="create it, or set auto-create-topic=true in the sink URI",
             )
         found = wanted or DEFAULT_PARTITIONS
-        _create(admin, uri, NewTopic(uri.topic, found, kafka.replication_factor, config=BROKERS_TIME))
+        made.append(NewTopic(uri.topic, found, kafka.replication_factor, config=BROKERS_TIME))
     if found < wanted:
         raise InvalidInput(
             f"topic '{uri.topic}' has {found} partitions, fewer than partition-num={wanted}",
             where=uri.bootstrap,
             fix=f"add partitions to the topic or set partition-num to at most {found}",
         )
+    if progress and progress not in there:
+        made.append(_new_progress_topic(kafka, progress))
+    if made:
+        _create_all(admin, uri, made)
     _check_message_limit(admin, uri, kafka, [uri.topic])
     return wanted or found
 
@@ -298,9 +306,12 @@ def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
     """Create the compacted progress topic, with one partition, if it does not exist."""
     admin = AdminClient(client_settings(uri, kafka))
     if _partitions(admin, uri, topic) == 0:
-        settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "600000"}
-        config = settings | BROKERS_TIME
-        _create(admin, uri, NewTopic(topic, 1, kafka.replication_factor, config=config))
+        _create_all(admin, uri, [_new_progress_topic(kafka, topic)])
+
+
+def _new_progress_topic(kafka: KafkaConfig, topic: str) -> NewTopic:
+    settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "600000"}
+    return NewTopic(topic, 1, kafka.replication_factor, config=settings | BROKERS_TIME)
 
 
 def cluster_id(uri: SinkUri, kafka: KafkaConfig) -> str:
@@ -340,10 +351,6 @@ def existing(admin: AdminClient, uri: SinkUri) -> dict[str, int]:
 
 def _partitions(admin: AdminClient, uri: SinkUri, topic: str) -> int:
     return existing(admin, uri).get(topic, 0)
-
-
-def _create(admin: AdminClient, uri: SinkUri, topic: NewTopic) -> None:
-    _create_all(admin, uri, [topic])
 
 
 def _create_all(admin: AdminClient, uri: SinkUri, topics: list[NewTopic]) -> None:
@@ -386,21 +393,21 @@ def _check_message_limit(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig, t
                 )
 
 
-def check_decided(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
+def check_decided(admin: AdminClient, uri: SinkUri, topic: str) -> None:
     """Raise OpenTransactions if a topic's only partition has an open transaction.
 
     A reader of committed records stops at the first open transaction (the *last stable offset*). It would
     miss records that other writers have committed after that point.
     """
-    admin, place = AdminClient(client_settings(uri, kafka)), TopicPartition(topic, 0)
-
-    def end(level: IsolationLevel) -> int:
-        asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)
-        return int(asked[place].result(CALL_TIMEOUT_S).offset)
-
+    place = TopicPartition(topic, 0)
     try:
-        all_records = end(IsolationLevel.READ_UNCOMMITTED)
-        if end(IsolationLevel.READ_COMMITTED) < all_records:
+        # Both at once. If a record is written in between, they may differ although no transaction is open.
+        # The caller then fences, which does no harm.
+        all_records, decided = (
+            admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)[place]
+            for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
+        )
+        if decided.result(CALL_TIMEOUT_S).offset < all_records.result(CALL_TIMEOUT_S).offset:
             raise OpenTransactions(
                 "a transaction is open on the progress topic",
                 where=topic,

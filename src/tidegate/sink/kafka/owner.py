@@ -50,8 +50,7 @@ from tidegate.sink.kafka.client import (
     check_decided,
     client_settings,
     drain,
-    ensure_progress_topic,
-    ensure_topic,
+    ensure_feeds_topics,
     ensure_topics,
     existing,
     producer_settings,
@@ -83,10 +82,12 @@ class KafkaOwnerSink:
         """
         self._kafka = kafka = config.sink.kafka_config
         self._uri, self._topic, self._marks = uri, journal_topic, marks
-        found = ensure_topic(uri, kafka)
-        ensure_progress_topic(uri, kafka, journal_topic)
-        # No lingering: a broadcast is a few messages, and each call waits for its commit.
+        # One client for all questions: to connect takes longer than most of them.
+        admin = AdminClient(client_settings(uri, kafka))
+        # Made now, so that it connects meanwhile. No lingering: a broadcast is a few messages, and each call
+        # waits for its commit.
         self._producer = Producer(producer_settings(uri, kafka, transactional_id) | {"linger.ms": 0})
+        found = ensure_feeds_topics(admin, uri, kafka, journal_topic)
         try:
             self._producer.init_transactions(CALL_TIMEOUT_S)
         except KafkaException as error:
@@ -94,7 +95,7 @@ class KafkaOwnerSink:
         prove()
         # Read after the initialisation, because then an older owner can add nothing more. Records that it has
         # added may still be hidden behind a worker's open transaction.
-        check_decided(uri, kafka, journal_topic)
+        check_decided(admin, uri, journal_topic)
         records = read_records(uri, kafka, journal_topic)
         self.journal = journal(records, instance)
         record = topics_record(records, instance)
@@ -103,10 +104,10 @@ class KafkaOwnerSink:
         self._recorded = dict(self._fixed)
         self.layouts = dict(record.layouts)
         """By topic, the layout of those whose number of partitions has changed."""
-        self._partitions = self._partitions_of_own(found)
+        self._partitions = self._partitions_of_own(admin, found)
         self.topics = {uri.topic: self._partitions}
         """The topics in use, and the number of partitions of each over which rows are spread."""
-        left = existing(AdminClient(client_settings(uri, kafka)), uri) if self._fixed else {}
+        left = existing(admin, uri) if self._fixed else {}
         self.use(name for name in self._fixed if name in left)
 
     @property
@@ -114,13 +115,13 @@ class KafkaOwnerSink:
         """The number of partitions of the URI's topic over which rows are spread."""
         return self._partitions
 
-    def _partitions_of_own(self, found: int) -> int:
+    def _partitions_of_own(self, admin: AdminClient, found: int) -> int:
         """The URI topic's number: what it was changed to, or partition-num, or the fixed one, or `found`."""
         fixed = self._fixed.pop(self._uri.topic, 0)
         layout = self.layouts.get(self._uri.topic)
         if layout is not None:
             fixed = layout.all
-            found = existing(AdminClient(client_settings(self._uri, self._kafka)), self._uri)[self._uri.topic]
+            found = existing(admin, self._uri)[self._uri.topic]
         elif self._kafka.partition_num or not fixed:
             return found
         if found < fixed:
