@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -40,7 +40,7 @@ from tidegate.model.cells import DELETE, INSERT, RowBlock
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange, Value
-from tidegate.model.schema import Kind
+from tidegate.model.schema import Kind, TableSchema
 from tidegate.model.timestamp import compose, physical_ms
 from tidegate.tidb.table_info import table_schema
 
@@ -90,16 +90,16 @@ class Case:
         assert isinstance(self.codec, RowCodec)
         return self.codec.plan(row.table, self.options, 13)
 
-    def plain(self) -> Decoder:
-        """A plain decoder that knows the tables of all these rows."""
-        return self._taught(self.codec.decoder(self.options))
+    def plain(self, *tables: TableSchema) -> Decoder:
+        """A plain decoder that knows these tables."""
+        return self._taught(self.codec.decoder(self.options), tables)
 
-    def fast(self) -> Decoder:
+    def fast(self, *tables: TableSchema) -> Decoder:
         """The compiled one, likewise."""
-        return self._taught(decoder(self.options))
+        return self._taught(decoder(self.options), tables)
 
-    def plainly(self, pairs: Pairs) -> Decoded:
-        return self.plain().decode(batch_of(pairs))
+    def plainly(self, pairs: Pairs, table: TableSchema) -> Decoded:
+        return self.plain(table).decode(batch_of(pairs))
 
     def opened(self, value: bytes | None) -> bytes | None:
         """A message's value as it is without compression."""
@@ -108,24 +108,13 @@ class Case:
         kind = self.options.large_message_handle_compression
         return opened(value, kind, framed=self.codec.large.framed)
 
-    def _taught(self, reader: Decoder) -> Decoder:
-        reported = self.reported()
-        if reported:
-            found = reader.decode(batch_of(reported))
+    def _taught(self, reader: Decoder, tables: Sequence[TableSchema]) -> Decoder:
+        """A protocol whose rows do not tell the tables' columns has messages that do."""
+        if self.codec.definitions is not None and tables:
+            messages = [self.codec.definitions.encode(table, self.options, BUILD_MS) for table in tables]
+            found = reader.decode(batch_of([(message.key, message.value) for message in messages]))
             assert found == Decoded()
         return reader
-
-    @functools.cache  # noqa: B019 - as many cases as the module has
-    def reported(self) -> Pairs:
-        """The messages that tell the tables' columns, for a protocol whose rows do not."""
-        if self.codec.definitions is None:
-            return []
-        tables = {id(row.table): row.table for rows in golden_rows() for row in rows}
-        messages = (
-            self.codec.definitions.encode(table, self.options, BUILD_MS)
-            for table in (*tables.values(), strange_table())
-        )
-        return [(message.key, message.value) for message in messages]
 
 
 def variants(codec: ReadCodec) -> Iterator[tuple[str, CodecOptions]]:
@@ -205,8 +194,14 @@ def batch_of(pairs: Pairs, offsets: Any = None) -> Batch:
 # --- encoding: compiled = plain
 
 
-def check(rows: list[RowChange], options: CodecOptions, partition: np.ndarray | None = None) -> None:
-    """Compare the compiled encoder with the plain one, partition by partition."""
+def check(
+    rows: list[RowChange],
+    options: CodecOptions,
+    partition: np.ndarray | None = None,
+    block: RowBlock | None = None,
+) -> None:
+    """Compare the compiled encoder with the plain one, partition by partition. `block`: of the rows."""
+    block = block_of(rows) if block is None else block
     if partition is None:
         partition = np.zeros(len(rows), dtype=np.int32)
     plain = registry.encoder(options)
@@ -217,9 +212,8 @@ def check(rows: list[RowChange], options: CodecOptions, partition: np.ndarray | 
         }
     except InvalidInput as error:
         with pytest.raises(InvalidInput, match=error.what):
-            encode_block(block_of(rows), partition, options, BUILD_MS)
+            encode_block(block, partition, options, BUILD_MS)
         return
-    block = block_of(rows)
     encoded = encode_block(block, partition, options, BUILD_MS)
     assert int(encoded.rows.sum()) == len(rows)
     plan = plan_of(rows[0].table, options, BUILD_MS)
@@ -244,16 +238,21 @@ def row_bound(plan: EncodePlan, block: RowBlock, row: int) -> int:
     return bound
 
 
+@functools.cache
+def golden_blocks() -> list[RowBlock]:
+    """`golden_rows` as blocks, which nobody changes."""
+    return [block_of(rows) for rows in golden_rows()]
+
+
 @every_written_case
 def test_golden_rows_give_the_same_bytes_compiled_and_plain(case: Case) -> None:
     rng = np.random.default_rng(7)
-    for rows in golden_rows():
-        check(rows, case.options, rng.integers(0, 3, len(rows)).astype(np.int32))
+    for rows, block in zip(golden_rows(), golden_blocks(), strict=True):
+        check(rows, case.options, rng.integers(0, 3, len(rows)).astype(np.int32), block)
 
 
-def read_back(rows: list[RowChange], case: Case, partition: np.ndarray) -> None:
+def read_back(block: RowBlock, case: Case, partition: np.ndarray) -> None:
     """Check that the protocol's own decoder returns the rows that were given to the encoder."""
-    block = block_of(rows)
     try:
         encoded = encode_block(block, partition, case.options, BUILD_MS)
     except InvalidInput:  # no message can say it
@@ -269,11 +268,12 @@ def test_golden_rows_are_read_back_as_they_were(case: Case) -> None:
         return
     # Under the usual options all tables, under each of the others every eighth.
     rng, number = np.random.default_rng(8), list(WRITTEN.values()).index(case)
-    tables = golden_rows() if case == USUAL[case.codec.name] else golden_rows()[number % 8 :: 8]
-    for rows in tables:
+    tables = list(zip(golden_rows(), golden_blocks(), strict=True))
+    for rows, block in tables if case == USUAL[case.codec.name] else tables[number % 8 :: 8]:
         some = [row for row in rows if case.sendable(row)]
         if some:
-            read_back(some, case, rng.integers(0, 3, len(some)).astype(np.int32))
+            sent = block if len(some) == len(rows) else block_of(some)
+            read_back(sent, case, rng.integers(0, 3, len(some)).astype(np.int32))
 
 
 @every_written_codec
@@ -358,20 +358,22 @@ def test_the_largest_row_that_fits_is_sent_and_the_next_one_refused(case: Case) 
 # --- decoding: compiled = plain
 
 
-def same(case: Case, pairs: Pairs) -> None:
-    """The compiled decoder, which has met these tables before, finds what the plain one finds."""
+def same(case: Case, pairs: Pairs, table: TableSchema) -> None:
+    """The compiled decoder, which has met this table before, finds what the plain one finds."""
     batch = batch_of(pairs, np.arange(len(pairs), dtype=np.int64) * 3)
-    fast = case.fast()
+    fast = case.fast(table)
     fast.decode(batch)  # learn
-    found, expected = fast.decode(batch), case.plain().decode(batch)
+    found, expected = fast.decode(batch), case.plain(table).decode(batch)
     assert describe(found) == describe(expected)
-    for table in found.rows:
-        places = list(zip(table.offset.tolist(), table.seq.tolist(), strict=True))
+    for rows in found.rows:
+        places = list(zip(rows.offset.tolist(), rows.seq.tolist(), strict=True))
         assert places == sorted(places)
 
 
 @every_case
 def test_golden_rows_decode_alike_and_to_what_was_encoded(case: Case) -> None:
+    """By decoders that meet each table first, and by one that knows all of them, as a topic's does."""
+    knowing = case.fast(*(rows[0].table for rows in golden_rows()), strange_table())
     for rows in golden_rows():
         sent = [row for row in rows if case.sendable(row)]
         try:
@@ -379,14 +381,19 @@ def test_golden_rows_decode_alike_and_to_what_was_encoded(case: Case) -> None:
         except InvalidInput:  # larger than a message may be
             continue
         if pairs:
-            same(case, pairs)
-            gives_back(case, sent, pairs)
+            same(case, pairs, rows[0].table)
+            gives_back(case, knowing, sent, pairs)
+
+
+def some_rows() -> list[RowChange]:
+    """Rows of one table."""
+    return max(golden_rows(), key=len)[:40]
 
 
 @functools.cache
 def some_messages(case: Case) -> Pairs:
-    """Return messages of one table's rows."""
-    return case.encode(max(golden_rows(), key=len)[:40])
+    """Return the messages of these rows."""
+    return case.encode(some_rows())
 
 
 Damage = tuple[int, int, int, bytes]
@@ -406,7 +413,7 @@ def test_damaged_messages_decode_alike(case: Case, in_key: bool, damages: list[D
         at = where * len(damaged) >> 16
         damaged[at : at + cut] = put
         pairs[hit % len(pairs)] = (bytes(damaged), value) if in_key and key else (key, bytes(damaged))
-    same(case, pairs)
+    same(case, pairs, some_rows()[0].table)
 
 
 NUMBER = re.compile(rb"(?<=[:,\[])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?=[,}\]])")
@@ -429,7 +436,7 @@ def test_what_is_no_json_number_is_refused_alike(case: Case) -> None:
             for strange in STRANGE_NUMBERS:
                 other = (text or b"")[: found.start()] + strange + (text or b"")[found.end() :]
                 changed.append((other, value) if side == 0 else (key, other))
-    same(case, [*pairs[:2], *changed])
+    same(case, [*pairs[:2], *changed], some_rows()[0].table)
 
 
 # --- decode of encode
@@ -445,11 +452,12 @@ def set_aside(case: Case, decoded: Decoded, count: int) -> bool:
     return True
 
 
-def gives_back(case: Case, rows: list[RowChange], pairs: Pairs) -> None:
+def gives_back(case: Case, reader: Decoder, rows: list[RowChange], pairs: Pairs) -> None:
     """Decoding the rows' messages gives the rows, in their order, up to the losses."""
-    if set_aside(case, case.fast().decode(batch_of(pairs)), len(pairs)):
+    decoded = reader.decode(batch_of(pairs))
+    if set_aside(case, decoded, len(pairs)):
         return
-    found = [dict(one) for one in describe(case.fast().decode(batch_of(pairs)))]
+    found = [dict(one) for one in describe(decoded)]
     for one in found:
         del one["offset"]
     assert found == [expected_of(case.losses, row) for row in rows]
@@ -477,9 +485,9 @@ def test_any_row_keeps_the_contract(rows: list[RowChange], case: Case, partition
     """The same bytes compiled and plain, read alike, and given back up to the published losses."""
     if case.is_written:
         check(rows, case.options, np.array(partitions[: len(rows)], dtype=np.int32))
-    same(case, case.encode(rows))
+    same(case, case.encode(rows), strange_table())
     sound = [with_sound_texts(row) for row in rows]
-    gives_back(case, sound, case.encode(sound))
+    gives_back(case, case.fast(strange_table()), sound, case.encode(sound))
 
 
 IN_BINARY = [
@@ -529,7 +537,7 @@ def test_text_that_is_not_utf8_is_marked_or_rejected_but_never_mistaken(case: Ca
     for row, i in found.values():
         assert row.new is not None
         damaged = replace(row, new=(*row.new[:i], b"a\xffb", *row.new[i + 1 :]))
-        (shown,) = describe(case.plainly(case.encode([damaged])))
+        (shown,) = describe(case.plainly(case.encode([damaged]), row.table))
         assert shown["kind"] == "bad" or shown["new"][row.table.columns[i].name] == "a\ufffdb"
 
 
@@ -551,14 +559,15 @@ def test_one_damaged_message_never_spoils_the_rest(data: st.DataObject, case: Ca
     pool = some_messages(replace(case, options=next(o for c, o in _one_row(case.codec))))
     start = data.draw(st.integers(0, len(pool) - 4))
     pairs = list(pool[start : start + 4])
-    clean = describe(case.fast().decode(batch_of(pairs)))
+    table = some_rows()[0].table
+    clean = describe(case.fast(table).decode(batch_of(pairs)))
     hit = data.draw(st.integers(0, 3))
     key, value = pairs[hit]
     damaged = bytearray(value or key or b"")  # a delete may have its key only
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     pairs[hit] = (key, bytes(damaged)) if value else (bytes(damaged), value)
-    found = describe(case.fast().decode(batch_of(pairs)))
+    found = describe(case.fast(table).decode(batch_of(pairs)))
     assert [row for row in found if row["offset"] != hit] == [row for row in clean if row["offset"] != hit]
     assert any(row["offset"] == hit for row in found)
 
@@ -625,9 +634,10 @@ def test_what_is_written_without_marks_is_known_by_its_messages(case: Case) -> N
         assert registry.has_marks(case.options)
         return
     pairs = some_messages(case)
-    if set_aside(case, case.plainly(pairs), len(pairs)):
+    decoded = case.plainly(pairs, some_rows()[0].table)
+    if set_aside(case, decoded, len(pairs)):
         return
-    shown = unmarked.shown([case.opened(value) for _, value in pairs], case.plainly(pairs))
+    shown = unmarked.shown([case.opened(value) for _, value in pairs], decoded)
     assert unmarked.without(case.options) == (not registry.has_marks(case.options))
     # Some options without marks write the same rows as with them.
     assert shown == unmarked.without(case.options) or (not shown and case.options != case.codec.options())
