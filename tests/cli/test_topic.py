@@ -12,9 +12,9 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.cli.test_usage import used
-from tests.consumer.logs import BANK, snapshots
+from tests.consumer.logs import bank_events
 from tests.consumer.test_job import LINE, bank_messages
-from tests.consumer.topics import events_of, messages_of, publish
+from tests.consumer.topics import messages_of, publish
 from tidegate.codec.entry import RowCodec
 from tidegate.codec.registry import CODECS, codec_options
 from tidegate.model.message import Message
@@ -38,8 +38,7 @@ def marked(protocol: str) -> dict[str, str]:
 
 def recorded(protocol: str) -> list[tuple[int, Message]]:
     """The bank log as messages of three partitions."""
-    events = events_of(BANK, until=snapshots()[LINE].ts)
-    return list(messages_of(events, codec_options(marked(protocol)), 3))
+    return list(messages_of(bank_events(LINE), codec_options(marked(protocol)), 3))
 
 
 @pytest.mark.parametrize("protocol", WITHOUT_REGISTRY)

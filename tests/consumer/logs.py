@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.consumer.memory_topic import MemoryTopic
-from tests.consumer.topics import events_of, messages_of
+from tests.consumer.topics import Event, events_of, messages_of
 from tidegate.codec.registry import CODECS, codec_options
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.sql_text import sql_rows
@@ -25,12 +25,18 @@ def snapshots() -> list[SnapshotLine]:
 
 
 @cache
+def bank_events(last_snapshot: int = -1) -> Sequence[Event]:
+    """The events of the bank log up to one of its snapshots. It takes seconds to mount all of it."""
+    return tuple(events_of(BANK, until=snapshots()[last_snapshot].ts))
+
+
+@cache
 def bank_topic(protocol: str, last_snapshot: int = -1) -> MemoryTopic:
     """The bank log up to one of its snapshots as a topic of three partitions."""
     extension = CODECS[protocol].unmarked is not None
     options = codec_options({"protocol": protocol, "enable-tidb-extension": extension})
-    events = events_of(BANK, until=snapshots()[last_snapshot].ts)
-    return MemoryTopic(options, PARTITIONS, messages_of(events, options, PARTITIONS))
+    messages = messages_of(bank_events(last_snapshot), options, PARTITIONS)
+    return MemoryTopic(options, PARTITIONS, messages)
 
 
 def differences(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from tests.consumer.logs import BANK, PARTITIONS, snapshots
+from tests.consumer.logs import BANK, PARTITIONS, bank_events, snapshots
 from tests.consumer.memory_topic import MemoryTopic
 from tests.consumer.topics import Event, Mark, Places, events_of, messages_to
 from tidegate.codec.base import CodecOptions
@@ -104,8 +104,7 @@ def bank_parts(
     protocol: str, changes: Sequence[tuple[int, int]], last_snapshot: int = -1
 ) -> list[list[tuple[int, Message]]]:
     """The bank log up to one of its snapshots."""
-    events = events_of(BANK, until=snapshots()[last_snapshot].ts)
-    return list(repartitioned(events, options_for(protocol), changes))
+    return list(repartitioned(bank_events(last_snapshot), options_for(protocol), changes))
 
 
 def in_memory(parts: Sequence[Sequence[tuple[int, Message]]], options: CodecOptions) -> MemoryTopic:

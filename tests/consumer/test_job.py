@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql import SparkSession
 
-from tests.consumer.logs import BANK, differences, snapshots
+from tests.consumer.logs import bank_events, differences, snapshots
 from tests.consumer.test_apply import TOTAL, bank_sums
-from tests.consumer.topics import events_of, messages_of, publish
+from tests.consumer.topics import messages_of, publish
 from tests.fixtures.kafka import Broker
 from tidegate.codec.base import BadMessage
 from tidegate.codec.registry import codec_options
@@ -80,11 +81,12 @@ def event(process: subprocess.Popen[str], wanted: str, timeout_s: float = PATIEN
     return found
 
 
-def bank_messages(protocol: str = "open-protocol", extension: bool = True) -> list[tuple[int, Message]]:
+@cache
+def bank_messages(protocol: str = "open-protocol", extension: bool = True) -> Sequence[tuple[int, Message]]:
     """The bank log up to snapshot LINE as messages of three partitions."""
     canal = {"enable-tidb-extension": True} if protocol == "canal-json" else {}
     options = codec_options({"protocol": protocol} | canal)
-    found = list(messages_of(events_of(BANK, until=snapshots()[LINE].ts), options, 3))
+    found = list(messages_of(bank_events(LINE), options, 3))
     if not extension:
         plain = [(p, m, re.sub(rb',"_tidb":\{"commitTs":\d+\}', b"", m.value)) for p, m in found]
         found = [(p, replace(m, value=value)) for p, m, value in plain if b'"_tidb"' not in value]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.consumer.logs import BANK, differences, snapshots
+from tests.consumer.logs import bank_events, differences, snapshots
 from tests.consumer.memory_topic import MemoryTopic, consume
 from tests.consumer.test_apply import TOTAL, bank_sums
-from tests.consumer.topics import Places, events_of, messages_to
+from tests.consumer.topics import Places, messages_to
 from tidegate.codec.registry import CODECS, codec_options
 from tidegate.config.settings import DispatchRule
 from tidegate.consumer.engine.places import number_of, place_of
@@ -35,7 +35,7 @@ def topics(protocol: str, last_snapshot: int = -1) -> MemoryTopic:
     extension = CODECS[protocol].unmarked is not None
     options = codec_options({"protocol": protocol, "enable-tidb-extension": extension})
     router = Router(RULES, "bank")
-    events = list(events_of(BANK, until=snapshots()[last_snapshot].ts))
+    events = bank_events(last_snapshot)
     ddls = [event for event in events if isinstance(event, DdlEvent)]
     found = {router.topic_of_ddl(ddl) for ddl in ddls}
     found |= {router.topic_of(ddl.schema, ddl.table) for ddl in ddls if ddl.table}

@@ -31,9 +31,12 @@ MOMENT_OF_DDL = {"bank.orders": "ts", "o.part": "t8"}
 
 def bare(topic: MemoryTopic) -> MemoryTopic:
     """The topic as TiCDC would have written it: without headers of ours."""
-    for number, messages in topic.partitions.items():
-        topic.partitions[number] = [replace(message, headers=()) for message in messages]
-    return topic
+    messages = (
+        (number, replace(message, headers=()))
+        for number, held in topic.partitions.items()
+        for message in held
+    )
+    return MemoryTopic(topic.options, topic.partitions, messages, topic.names)
 
 
 def consume(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -28,6 +29,7 @@ TINY = Sizes(step=1, part=2000)
 LOGS = Path(__file__).parents[2] / "golden" / "changelog"
 
 
+@cache
 def lines_of(log: str) -> list[SnapshotLine]:
     return [line for line in read_log(LOGS / f"{log}.jsonl.gz") if isinstance(line, SnapshotLine)]
 
@@ -46,6 +48,7 @@ def consume(
         return consume_into(topic, applier, folder / "staging", until=until, size=400, rows=rows)
 
 
+@cache
 def topic_of(log: str, until: int, protocol: str = "open-protocol") -> MemoryTopic:
     extension = CODECS[protocol].unmarked is not None
     options = codec_options({"protocol": protocol, "enable-tidb-extension": extension})
