@@ -7,6 +7,7 @@ TiCDC's own is `test_golden_messages`' affair.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -127,6 +128,7 @@ def settings_of(given: Given, flavour: str, *, in_file: bool = False, in_uri: bo
     return options_of(merge_config(data, uri))
 
 
+@cache
 def sent(options: Any) -> list[Any]:
     """All that goes out of the recorded rows under these options, a mark, and what is put into a storage."""
     storage = OnePlace()

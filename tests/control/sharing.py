@@ -515,6 +515,7 @@ def sections(text: str) -> dict[str, list[str]]:
     return found
 
 
+@cache
 def without(guard: str) -> Found:
     """The shortest way to a violation without a guard, and without those that it is behind."""
     case = CASES[guard]
