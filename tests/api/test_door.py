@@ -67,7 +67,9 @@ class Running:
     def ask(self, method: str = "GET", content: Any = None, **headers: str) -> httpx.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         url = f"http://127.0.0.1:{self.port}/"
-        return httpx.request(method, url, content=content, headers=named, trust_env=False, timeout=60)
+        return httpx.request(
+            method, url, content=content, headers=named, trust_env=False, timeout=60, verify=False
+        )
 
     def raw(self, data: bytes) -> bytes:
         """Return all bytes received until the connection is closed."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,8 @@ def test_a_recorded_log_arrives_as_sql_saw_it(
 ) -> None:
     """Up to its `count`-th snapshot, judged there and at the first; the whole log takes minutes."""
     file = golden_folder.OURS / f"changelog/{log}.jsonl.gz"
-    upto = [line.ts for line in read_log(file) if isinstance(line, SnapshotLine)][count - 1]
+    snapshots = (line.ts for line in read_log(file) if isinstance(line, SnapshotLine))
+    upto = next(islice(snapshots, count - 1, None))
     target, every = f"delta://{tmp_path}/lake", count - 1
     options = {"protocol": protocol, "until": upto, "every": every, "ids_per_stripe": stripe, "spark": spark}
     found = list(check_log(file, target, kafka, **options))  # type: ignore[arg-type]
