@@ -101,6 +101,17 @@ def test_an_announced_span_keeps_its_start_and_lists_its_wanted_tables(
     assert raised == Bounds(300, DDL_SPAN_ID, {task.id: 290}, {task.id: (64, 3 << 6)})
 
 
+def test_bounds_of_an_ended_incarnation_replace_none_of_the_next(tmp_path: Path) -> None:
+    """The thread that writes them may be late."""
+    path = tmp_path / "bounds.json"
+    earlier, later = BoundsFile(path, (1, 1)), BoundsFile(path, (1, 2))
+    late = earlier.text(50, {})
+    earlier.close()
+    later.write(40, {})
+    earlier.put(late)
+    assert Bounds.load(path).bound == 40
+
+
 def test_a_bound_is_sent_when_rows_wait_for_it_or_spans_change(tmp_path: Path) -> None:
     path = tmp_path / "bounds.json"
     bounds = BoundsFile(path, (1, 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,6 +87,8 @@ class BoundsFile:
         self._path, self._token, self._ddl_span = path, token, ddl_span
         self._spans: dict[str, SpanTask] = {}
         self._spans_text = self._sent_spans = self._sent = ""
+        self._putting = threading.Lock()
+        self._is_closed = False
 
     def write(
         self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
@@ -118,13 +121,21 @@ class BoundsFile:
         return text if text != self._sent else ""
 
     def put(self, text: str) -> None:
-        """Replace the file by the last `text`. Blocks; raises DiskFull."""
-        partial = self._path.with_suffix(".tmp")
-        with writing(partial):
-            partial.write_text(text)
-        # Not synced: after a loss of power the next incarnation writes the file again.
-        partial.replace(self._path)
-        self._sent, self._sent_spans = text, self._spans_text
+        """Replace the file by the last `text`, unless it is closed. Blocks; raises DiskFull."""
+        with self._putting:
+            if self._is_closed:
+                return
+            partial = self._path.with_suffix(".tmp")
+            with writing(partial):
+                partial.write_text(text)
+            # Not synced: after a loss of power the next incarnation writes the file again.
+            partial.replace(self._path)
+            self._sent, self._sent_spans = text, self._spans_text
+
+    def close(self) -> None:
+        """Write no more: the next incarnation's file has the same path. Waits for a `put` that runs."""
+        with self._putting:
+            self._is_closed = True
 
     def _are_others(self, spans: dict[str, SpanTask]) -> bool:
         """Whether the spans, or the wanted tables of one, differ from those that were written last."""

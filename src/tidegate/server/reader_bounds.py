@@ -33,17 +33,20 @@ class ReaderBounds:
 
     def begin(self, plan: FeedPlan, grant: Grant, opening: Opening) -> None:
         """Write the file from which an incarnation starts. Raises DiskFull."""
+        self.end()
         self._file = file = BoundsFile(plan.folder / "bounds.json", grant.token, opening.ddl.span_id)
         if text := self._text(file, opening):
             self._node.ballast.small(partial(file.put, text))
 
     def end(self) -> None:
         """Stop writing the file, because the incarnation ends."""
+        if self._file is not None:
+            self._file.close()
         self._file = None
 
     def reset(self) -> None:
         """The opening has ended, so nothing counts as passed any more."""
-        self._file = None
+        self.end()
         self._floor.reset()
 
     async def write(self, opening: Opening, *, raise_starts: bool = False) -> None:
