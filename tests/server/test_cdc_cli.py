@@ -151,6 +151,7 @@ class Client:
             headers=self.HEADERS,
             timeout=120,
             trust_env=False,
+            verify=False,
         )
         assert answer.status_code == status, answer.text
         return answer.json()
