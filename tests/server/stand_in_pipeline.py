@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import threading
 import time
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,34 @@ def append(path: Path, lines: list[dict[str, Any]]) -> None:
         os.close(descriptor)
 
 
+class _Appended:
+    """The lines of a file to which others append. Only the new ones are parsed, because tests ask often."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # the test and its capture are threads of one process
+        self._size = 0
+        self._lines: list[dict[str, Any]] = []
+
+    def read(self, path: Path) -> list[dict[str, Any]]:
+        with self._lock:
+            if path.exists():
+                with path.open("rb") as file:
+                    file.seek(self._size)
+                    data = file.read()
+                whole = data[: data.rfind(b"\n") + 1]
+                self._lines += map(json.loads, whole.splitlines())
+                self._size += len(whole)
+            return self._lines.copy()
+
+
+@lru_cache(maxsize=8)
+def _appended(path: Path) -> _Appended:
+    return _Appended()
+
+
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The whole lines: a long write that is under way may show its beginning."""
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    """The whole lines: a long write that is under way may show its beginning. Nobody may change them."""
+    return _appended(path).read(path)
 
 
 def partitions_of(lines: list[dict[str, Any]], instance: str) -> int:
@@ -199,7 +223,3 @@ def main(out: Path, spec_path: Path) -> None:
             done |= moved
             control.send(Durable((first, second), moved, {"rows": len(rows)}))
         time.sleep(0.02)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
