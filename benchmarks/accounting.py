@@ -21,7 +21,7 @@ TICK: Final = os.sysconf("SC_CLK_TCK")
 SAMPLE_S: Final = 0.2
 ROLES: Final = (
     ("JVM", ("org.apache.spark.deploy.SparkSubmit",)),  # first: its command line contains the others
-    ("puller", ("benchmarks.puller_probe", "tidegate.server.puller_process")),
+    ("puller", ("benchmarks.puller_probe", "tidegate.server.pulling.puller_process")),
     ("driver", ("benchmarks.pipeline_probe", "tidegate.pipeline.application")),
     ("workers", ("tidegate.pipeline.daemon", "tidegate.consumer.reading.daemon", "tidegate.verify.daemon")),
     ("workers", ("benchmarks.consumer_probe pyspark",)),

@@ -43,8 +43,8 @@ from tidegate.model.schema import Kind
 from tidegate.mounter import bases
 from tidegate.mounter.bases import Base
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.server.catalogues import DDL_SPAN, Catalogues
-from tidegate.server.schema_tracker import SchemaTracker
+from tidegate.server.catalogue.catalogues import DDL_SPAN, Catalogues
+from tidegate.server.catalogue.schema_tracker import SchemaTracker
 from tidegate.tidb import keys, row
 
 ADD_COLUMN: Final = 5

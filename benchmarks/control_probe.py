@@ -24,9 +24,9 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import Journal
 from tidegate.server import capture
 from tidegate.server.capture import Options
-from tidegate.server.feed_plan import FeedPlan
-from tidegate.server.processor import FeedProcessor
-from tidegate.server.replication import Replication
+from tidegate.server.delivery.plan import FeedPlan
+from tidegate.server.owner.replication import Replication
+from tidegate.server.processor.processor import FeedProcessor
 from tidegate.sink.base import OwnerSink
 
 WRITE_S: Final = 0.2

@@ -1,8 +1,8 @@
 """The pipeline's task without a broker: everything up to encoded messages, which are counted and dropped.
 
-`encode_and_count` has the signature of `tidegate.pipeline.kept.deliver` and runs in the same jobs. It handles
-a block with `deliver`'s own code. CPU seconds per stage are written to a file in the folder of the feed's
-spec.
+`encode_and_count` has the signature of `tidegate.pipeline.worker.kept.deliver` and runs in the same jobs. It
+handles a block with `deliver`'s own code. CPU seconds per stage are written to a file in the folder of the
+feed's spec.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from benchmarks.stage_clock import StageClock
 
 from tidegate.eventstore import reader
 from tidegate.model.span import Span
-from tidegate.pipeline import deliver, kept, stages
-from tidegate.pipeline.access import Access
-from tidegate.pipeline.feed import Bounds
-from tidegate.pipeline.work import NO_LEASE, Begin, Begun, Deliver, Report, Tell
+from tidegate.pipeline.exchange.feed import Bounds
+from tidegate.pipeline.exchange.work import NO_LEASE, Begin, Begun, Deliver, Report, Tell
+from tidegate.pipeline.worker import deliver, kept, stages
+from tidegate.pipeline.worker.access import Access
 from tidegate.sink.base import Content
 from tidegate.sink.kafka.slot import SlotWriter
 

@@ -25,8 +25,8 @@ from tidegate.eventstore import store_view
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.kvclient.upstream_control import UpstreamControl
-from tidegate.pipeline.backlog import Backlog
-from tidegate.pipeline.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.host.backlog import Backlog
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.workload.changelog import Txn, read_log

@@ -58,7 +58,7 @@ from tidegate.model import timestamp
 from tidegate.model.span import Span
 from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
-from tidegate.server.backfill import Backfill
+from tidegate.server.pulling.backfill import Backfill
 from tidegate.tidb import keys
 
 LOOK_S: Final = 0.01

@@ -3,8 +3,8 @@
     python -m benchmarks.player DATA_DIR
 
 It begins with a changefeed as soon as its spec exists. In each round, every LOOK_S, it looks at the new rows
-of each changefeed (`pipeline.backlog`) and delivers them through the worker up to encoded messages, which a
-writer drops. For `benchmarks.many`.
+of each changefeed (`pipeline.host.backlog`) and delivers them through the worker up to encoded messages,
+which a writer drops. For `benchmarks.many`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tidegate.errors import Fenced
 from tidegate.eventstore import store_view
 from tidegate.ipc import ControlClient
 from tidegate.model.reports import Durable, PipelineHello, Started
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.backlog import Backlog
-from tidegate.pipeline.deliver import Worker
-from tidegate.pipeline.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.host.backlog import Backlog
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.deliver import Worker
 
 LOOK_S: Final = 0.05
 FIND_S: Final = 0.5

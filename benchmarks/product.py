@@ -16,7 +16,7 @@ from benchmarks.rows import LOGS
 from tools.processes import Child
 
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.schema_tracker import load_catalogue
+from tidegate.server.catalogue.schema_tracker import load_catalogue
 
 FEED: Final = "bench"
 

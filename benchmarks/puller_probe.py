@@ -22,7 +22,7 @@ from tidegate.puller.match import block_matcher
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.outcome import MatchOutcome
 from tidegate.puller.match.portion import Portion
-from tidegate.server.puller_process import run
+from tidegate.server.pulling.puller_process import run
 
 TICK = os.sysconf("SC_CLK_TCK")
 

@@ -51,8 +51,8 @@ from tidegate.model.reports import (
 from tidegate.model.span import Span, span_id
 from tidegate.mounter import bases
 from tidegate.mounter.bases import Base
-from tidegate.server.puller_process import store_dir
-from tidegate.server.schema_tracker import load_catalogue
+from tidegate.server.catalogue.schema_tracker import load_catalogue
+from tidegate.server.pulling.puller_process import store_dir
 from tidegate.tidb import keys
 
 ROOT: Final = Path(__file__).parents[1]
@@ -215,7 +215,12 @@ class Rig:
             (folder / Base(self.start_ts, self.start_ts).name).write_bytes(catalogue.dump())
             self._store_warm_up()
             spec = self._write_files(pd.cluster_id)
-        puller: list[str | Path] = ["-m", "tidegate.server.puller_process", self.folder, self.pd_address]
+        puller: list[str | Path] = [
+            "-m",
+            "tidegate.server.pulling.puller_process",
+            self.folder,
+            self.pd_address,
+        ]
         if timed:
             puller = ["-m", "benchmarks.puller_probe", self.folder, self.pd_address, self.stages_file]
         self._python("puller", puller)

@@ -40,7 +40,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.mounter.schema_image import chunks, map_file
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.server.schema_tracker import load_catalogue
+from tidegate.server.catalogue.schema_tracker import load_catalogue
 from tidegate.tidb import ddl_job, keys
 from tidegate.tidb.table_info import PUBLIC
 from tidegate.tikv.server import EmbeddedUpstream

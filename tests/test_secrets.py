@@ -29,8 +29,8 @@ from tidegate.control.metadata import (
     feed_key,
 )
 from tidegate.errors import Fatal
-from tidegate.server.feed_plan import FeedPlan, Paths
-from tidegate.server.new_feed import NewFeed
+from tidegate.server.changefeeds.new_feed import NewFeed
+from tidegate.server.delivery.plan import FeedPlan, Paths
 from tidegate.sink.kafka.client import client_settings
 
 MARK = "q7Z"

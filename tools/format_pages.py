@@ -363,7 +363,7 @@ def open_page() -> str:
 {NOTE}
 
 TiCDC's own: JSON with length prefixes, several rows in one Kafka message. Row by row: `codec/protocols/open_protocol`;
-compiled: `codec/kernels.py`, `codec/decode_kernels.py`.
+compiled: `codec/kernels/encode_kernels.py`, `codec/kernels/decode_kernels.py`.
 
 ```
 key   = version u64 (1) {{ length u64, JSON }}*      big-endian
@@ -427,8 +427,8 @@ def canal_page() -> str:
 
 {NOTE}
 
-One Kafka message a row, without a key. Row by row: `codec/protocols/canal_json`; compiled: `codec/kernels.py`,
-`codec/decode_kernels.py`. `es` is the commit's time, `ts` the encoder's clock, both in ms.
+One Kafka message a row, without a key. Row by row: `codec/protocols/canal_json`; compiled: `codec/kernels/encode_kernels.py`,
+`codec/kernels/decode_kernels.py`. `es` is the commit's time, `ts` the encoder's clock, both in ms.
 
 ## A row
 
@@ -545,7 +545,7 @@ def debezium_page() -> str:
 
 The format of Debezium's connector for MySQL, as TiCDC writes it: `protocol=debezium`. Each row is one Kafka message. Key and value
 are JSON with a `payload` and, unless `debezium-disable-schema=true`, the `schema` that Kafka Connect needs to read it. Row by row:
-`codec/protocols/debezium`; compiled: `codec/kernels.py`, `codec/connect_kernels.py`, `codec/decode_kernels.py`.
+`codec/protocols/debezium`; compiled: `codec/kernels/encode_kernels.py`, `codec/kernels/connect_kernels.py`, `codec/kernels/decode_kernels.py`.
 
 ## A row
 

@@ -48,9 +48,10 @@ from tidegate.etcd.session import LocalLease
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
-from tidegate.server import jobs, peers, processor_link
-from tidegate.server import sharing as division
-from tidegate.server.peers import Peer
+from tidegate.server.owner import peers, processor_link
+from tidegate.server.owner import sharing as division
+from tidegate.server.owner.peers import Peer
+from tidegate.server.supervision import jobs
 
 FOLDER: Final = ROOT / "docs" / "internals"
 BLOCK: Final = re.compile(

@@ -223,7 +223,7 @@ encodings by that byte, whatever their options say.
 and all that is text above), 5 bytes, 6 a timestamp's zone and text, 7 unsigned bigint (wraps above 2^63 - 1). TiCDC writes the
 entries in any order, since they are Go's maps; ours are in the order of the names' bytes. So bytes are the same as TiCDC's but
 for that order; definitions, DDL and watermarks are the same bytes. Row by row: `codec/protocols/simple/avro_write.py`,
-`codec/protocols/simple/avro.py`; compiled: `codec/avro_kernels.py`, `codec/simple_decode_kernels.py`.
+`codec/protocols/simple/avro.py`; compiled: `codec/kernels/avro_kernels.py`, `codec/kernels/simple_decode_kernels.py`.
 
 ## What is read, and what is not written
 

@@ -3,7 +3,7 @@
 Frame: u32 BE length, then that many bytes of JSON, a typed message. A frame over 16 MiB is refused. The
 control process listens; pullers and the application connect and introduce themselves (`model.reports`). The
 control process uses asyncio for these frames; this file has the frame and the blocking side. The application
-uses the same frames with its workers (`pipeline.work`).
+uses the same frames with its workers (`pipeline.exchange.work`).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ COMPLETE: Final = "complete"
 def _kernel_sources() -> list[Path]:
     """The files with kernels or helpers of kernels: named `*kernels.py`, or in a folder `kernels`."""
     package = Path(__file__).parent
-    return sorted([*package.rglob("*kernels.py"), *package.rglob("kernels/*.py")])
+    return sorted({*package.rglob("*kernels.py"), *package.rglob("kernels/*.py")})
 
 
 def _cache_folder() -> Path:
@@ -330,15 +330,15 @@ KERNEL_MODULES: Final = (
     "tidegate.tidb.kernels.arrow",
     "tidegate.tidb.kernels.checksum",
     "tidegate.dispatcher.kernels",
-    "tidegate.codec.connect_kernels",
-    "tidegate.codec.kernels",
-    "tidegate.codec.kv_kernels",
-    "tidegate.codec.avro_kernels",
-    "tidegate.codec.match_kernels",
-    "tidegate.codec.decode_kernels",
-    "tidegate.codec.avro_decode_kernels",
-    "tidegate.codec.simple_decode_kernels",
-    "tidegate.codec.avro_column_kernels",
+    "tidegate.codec.kernels.connect_kernels",
+    "tidegate.codec.kernels.encode_kernels",
+    "tidegate.codec.kernels.kv_kernels",
+    "tidegate.codec.kernels.avro_kernels",
+    "tidegate.codec.kernels.match_kernels",
+    "tidegate.codec.kernels.decode_kernels",
+    "tidegate.codec.kernels.avro_decode_kernels",
+    "tidegate.codec.kernels.simple_decode_kernels",
+    "tidegate.codec.kernels.avro_column_kernels",
     "tidegate.verify.kernels",
 )
 """Modules with a `warm()` that calls each kernel once with its real argument types."""

@@ -32,8 +32,8 @@ from tidegate.api.serve import check_access
 from tidegate.cli.client import call
 from tidegate.cli.main import app as command_line
 from tidegate.errors import InvalidInput, Retryable, TidegateError
-from tidegate.server.message_client import PATH as MESSAGES
-from tidegate.server.message_client import MessageClient, peer_client
+from tidegate.server.captures.message_client import PATH as MESSAGES
+from tidegate.server.captures.message_client import MessageClient, peer_client
 from tidegate.tls import CA, CERT, KEY, Tls
 
 SECRET = "0123456789abcdef0123"

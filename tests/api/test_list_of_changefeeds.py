@@ -24,12 +24,12 @@ from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.metadata import FeedId, FeedInfo, FeedStatus
 from tidegate.server.capture import Capture, Options
-from tidegate.server.feed import Feed
-from tidegate.server.feed_plan import Paths
-from tidegate.server.feeds import Feeds
+from tidegate.server.changefeeds.feeds import Feeds
+from tidegate.server.changefeeds.readers import Readers
+from tidegate.server.delivery.plan import Paths
 from tidegate.server.node import Node
-from tidegate.server.readers import Readers
-from tidegate.server.spans import Captured
+from tidegate.server.owner.feed import Feed
+from tidegate.server.pulling.spans import Captured
 
 URI = "kafka://127.0.0.1:9092/t?protocol=open-protocol"
 

@@ -17,7 +17,7 @@ from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.metadata import FeedId
 from tidegate.errors import InvalidInput
-from tidegate.server.new_feed import Refused, check_new
+from tidegate.server.changefeeds.new_feed import Refused, check_new
 
 URI = "kafka://127.0.0.1:9092/t?protocol=open-protocol"
 CONFIG = merge_config({}, parse_sink_uri(URI)).to_json()

@@ -10,7 +10,7 @@ import pytest
 from tidegate.cli.changefeed_load import clock, follow, line_of, load_of
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.reports import LoadState
-from tidegate.server.initial_load import shown
+from tidegate.server.delivery.initial_load import shown
 
 
 def feed(load: dict[str, Any] | None, state: str = "normal", error: str = "") -> dict[str, Any]:

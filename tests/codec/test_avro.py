@@ -15,10 +15,10 @@ from tests.codec import golden
 from tests.codec.cells import block_of
 from tests.contracts.codec_rows import golden_rows, messages_of
 from tests.contracts.test_codecs import check
-from tidegate.codec.assemble import DecodeError
-from tidegate.codec.avro_binary import varint
 from tidegate.codec.base import Batch, Decoded, describe
 from tidegate.codec.blocks import encode_block
+from tidegate.codec.decoding.assemble import DecodeError
+from tidegate.codec.formats.avro_binary import varint
 from tidegate.codec.protocols.avro.bulk import AvroBulkDecoder
 from tidegate.codec.protocols.avro.plain import AvroDecoder, AvroEncoder, AvroReader, named_ids, unscaled
 from tidegate.codec.protocols.avro.schema import AvroOptions, sanitized, subjects

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.codec.base import Batch, Decoded, Decoder
-from tidegate.codec.compression import (
+from tidegate.codec.decoding.joined import join
+from tidegate.codec.decoding.opening import Opening, opened
+from tidegate.codec.formats.compression import (
     LZ4,
     MAX_EXPANDED,
     NONE,
@@ -19,8 +21,6 @@ from tidegate.codec.compression import (
     compressed,
     expanded,
 )
-from tidegate.codec.joined import join
-from tidegate.codec.opening import Opening, opened
 from tidegate.codec.protocols.canal_json.plain import CanalJsonDecoder, CanalJsonEncoder, CanalOptions
 
 KINDS = st.sampled_from((NONE, SNAPPY, LZ4))

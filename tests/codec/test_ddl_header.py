@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.codec import ddl_header
 from tidegate.codec.base import Batch
+from tidegate.codec.formats import ddl_header
 from tidegate.codec.protocols.canal_json.plain import CanalJsonEncoder, CanalOptions
 from tidegate.codec.protocols.open_protocol.plain import OpenOptions, OpenProtocolDecoder, OpenProtocolEncoder
 from tidegate.errors import Undecodable

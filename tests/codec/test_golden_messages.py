@@ -22,12 +22,12 @@ from tests.codec.test_canal_json import comparable
 from tests.codec.test_simple import without_build_time
 from tests.contracts.codec_rows import expected_of
 from tests.golden_folder import count, lines, names
-from tidegate.codec.avro_binary import varint
 from tidegate.codec.base import Batch, CodecOptions, Decoded, describe
 from tidegate.codec.decode import decoder
+from tidegate.codec.decoding.opening import opened
 from tidegate.codec.entry import Loss, ReadCodec, RowCodec
+from tidegate.codec.formats.avro_binary import varint
 from tidegate.codec.large import LargeOptions, claim, unclaimed
-from tidegate.codec.opening import opened
 from tidegate.codec.protocols.simple import avro
 from tidegate.codec.registry import CODECS, codec_options, reader_of
 from tidegate.codec.schema_book import SchemaBook

@@ -12,7 +12,7 @@ from tidegate.codec.registry import canonical, codec, codec_of, codec_options, k
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
-from tidegate.pipeline.stages import stage_context
+from tidegate.pipeline.worker.stages import stage_context
 
 
 def test_options_are_read_from_texts_and_typed_values() -> None:

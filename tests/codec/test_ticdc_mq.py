@@ -10,7 +10,7 @@ import pytest
 from tests.codec import golden
 from tests.golden_folder import names
 from tidegate.codec.base import Batch, Decoded, describe
-from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.formats.mysql_type import is_binary
 from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqDecoder, TicdcMqEncoder, admin
 from tidegate.codec.protocols.ticdc_mq.types import TYPES, type_name
 from tidegate.codec.registry import canonical

@@ -18,10 +18,10 @@ from tests.contracts.codec_rows import golden_rows
 from tidegate.claim_check import ClaimStorage
 from tidegate.codec import registry
 from tidegate.codec.base import Batch, Decoded, describe
-from tidegate.codec.compression import NONE
 from tidegate.codec.decode import decoder
+from tidegate.codec.decoding.opening import opening
+from tidegate.codec.formats.compression import NONE
 from tidegate.codec.large import CLAIM_CHECK, HANDLE_KEY_ONLY, location_name
-from tidegate.codec.opening import opening
 from tidegate.consumer.engine.fetched import Fetched, Range
 from tidegate.consumer.reading.claims import ClaimReader
 from tidegate.consumer.reading.fetch import _drop, _staged, fetch

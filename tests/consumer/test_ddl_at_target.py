@@ -14,8 +14,8 @@ import pytest
 
 from tests.consumer import at_delta, at_iceberg
 from tests.mounter.jobs import finished
-from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
+from tidegate.codec.formats import ddl_header
 from tidegate.consumer.delta import maintenance as of_delta
 from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.iceberg import maintenance as of_iceberg

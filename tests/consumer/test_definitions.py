@@ -13,9 +13,9 @@ from tests.consumer.logs import differences, snapshots
 from tests.consumer.test_job import LINE, bank_messages, ended
 from tests.consumer.topics import publish
 from tidegate.codec.base import Batch
-from tidegate.codec.compression import LZ4, compressed
 from tidegate.codec.decode import decoder
-from tidegate.codec.opening import Opening
+from tidegate.codec.decoding.opening import Opening
+from tidegate.codec.formats.compression import LZ4, compressed
 from tidegate.codec.protocols.simple.message import SimpleOptions
 from tidegate.codec.protocols.simple.plain_write import SimpleEncoder
 from tidegate.consumer.engine.fetched import Range

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.codec import golden
 from tidegate.codec.entry import Loss
-from tidegate.codec.json_text import json_float
+from tidegate.codec.formats.json_text import json_float
 from tidegate.codec.protocols.avro.schema import sanitized
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.row import RowChange, Value

@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
-from tidegate.codec import ddl_header
-from tidegate.codec.json_text import json_float, std_string
+from tidegate.codec.formats import ddl_header
+from tidegate.codec.formats.json_text import json_float, std_string
 from tidegate.codec.protocols.maxwell.plain import ROWS, MaxwellOptions
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message

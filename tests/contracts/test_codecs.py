@@ -27,12 +27,14 @@ from tests.contracts import toy_protocol
 from tests.contracts.any_table import any_rows
 from tests.contracts.codec_rows import expected_of, golden_rows, messages_of, strange_rows, strange_table
 from tests.contracts.maxwell_writer import MaxwellWriter
-from tidegate.codec import avro_kernels, ddl_header, registry
+from tidegate.codec import registry
 from tidegate.codec.base import Batch, CodecOptions, Decoded, Decoder, describe
 from tidegate.codec.blocks import encode_block, plan_of
 from tidegate.codec.decode import decoder
+from tidegate.codec.decoding.opening import opened
 from tidegate.codec.entry import DdlTo, Loss, ReadCodec, RowCodec
-from tidegate.codec.opening import opened
+from tidegate.codec.formats import ddl_header
+from tidegate.codec.kernels import avro_kernels
 from tidegate.codec.plan import EncodePlan
 from tidegate.codec.readback import ReadBack
 from tidegate.errors import InvalidInput

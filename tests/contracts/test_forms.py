@@ -14,10 +14,10 @@ from tests.contracts.map_sink import MapSink, Versions
 from tests.contracts.sqlite_sink import SqliteSink, SqliteWriter
 from tests.pipeline.recorded import RecordedFeed, begin
 from tidegate.model.block import OP_PUT
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.deliver import open_worker
-from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.exchange.feed import FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.deliver import open_worker
 from tidegate.sink import registry
 from tidegate.sink.base import Domain, Form
 from tidegate.tidb import keys

@@ -23,7 +23,7 @@ from tidegate.control.metadata import (
 )
 from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.metadata import EtcdMetadata
-from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.metadata.sqlite import SqliteMetadata
 from tidegate.simulator.etcd import Etcd
 from tidegate.simulator.virtual_time import VirtualTime
 

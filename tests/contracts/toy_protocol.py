@@ -14,8 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from tidegate.codec import ddl_header, piece_kernels
-from tidegate.codec.assemble import (
+from tidegate.codec.base import (
+    RECORD_OVERHEAD,
+    Batch,
+    CodecOptions,
+    DdlMessage,
+    Decoded,
+    WireColumn,
+    too_large,
+)
+from tidegate.codec.decoding.assemble import (
     BINARY_FLAG,
     HANDLE_KEY_FLAG,
     UNSIGNED_FLAG,
@@ -29,19 +37,12 @@ from tidegate.codec.assemble import (
     number,
     wire_type,
 )
-from tidegate.codec.base import (
-    RECORD_OVERHEAD,
-    Batch,
-    CodecOptions,
-    DdlMessage,
-    Decoded,
-    WireColumn,
-    too_large,
-)
+from tidegate.codec.decoding.template import CellForm, DecodeForm
 from tidegate.codec.entry import DdlTo, Loss, RowCodec
-from tidegate.codec.json_text import easy_string
+from tidegate.codec.formats import ddl_header
+from tidegate.codec.formats.json_text import easy_string
+from tidegate.codec.kernels import piece_kernels
 from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, EncodePlan, Shape, Writer, quoted, text_shape
-from tidegate.codec.template import CellForm, DecodeForm
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message

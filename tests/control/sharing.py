@@ -6,8 +6,8 @@ It also shows that each guard is needed: `testdata/sharing.txt` has the shortest
 The worlds are small: two ranges, three tables, one DDL, two or three captures, at most two owners. Ranges
 move, are joined and divided; captures die, are upgraded, and are cut off from one another. The worlds have no
 initial load, no change of the number of partitions or of the changefeed's rules, and one writer a capture.
-Time is constant. Guards of the edges (`server/feed.py`, the sinks) are the model's own, and it leaves them
-out. Guards of the machines are the product's, and they are patched away.
+Time is constant. Guards of the edges (`server/owner/feed.py`, the sinks) are the model's own, and it leaves
+them out. Guards of the machines are the product's, and they are patched away.
 
     python -m tests.control.sharing              the long form (`make explore`)
     python -m tests.control.sharing --rewrite    the traces again
@@ -47,7 +47,7 @@ from tidegate.control.messages import (
 from tidegate.control.owner import Owner
 from tidegate.control.processor import Processor
 from tidegate.model.timestamp import MAX
-from tidegate.server.able_captures import AbleCaptures
+from tidegate.server.owner.able_captures import AbleCaptures
 
 TRACES: Final = Path(__file__).parent / "testdata" / "sharing.txt"
 HEAL_STEPS: Final = 400

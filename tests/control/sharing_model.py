@@ -1,9 +1,9 @@
 """The steps of `sharing`: what may happen next in a world, performed with the product's own machines.
 
 `Owner`, `Processor`, `Grant` and the messages are the product's. This file does what they ask for, in the way
-of `server/feed.py`, `server/processor.py` and `pipeline/begin.py`. A world never changes: each step makes
-another one. Any process may pause between two steps while the others act. This models a slow process,
-for one that was stopped, and for a zombie that wakes up.
+of `server/owner/feed.py`, `server/processor/processor.py` and `pipeline/worker/begin.py`. A world never
+changes: each step makes another one. Any process may pause between two steps while the others act. This
+models a slow process, for one that was stopped, and for a zombie that wakes up.
 
 An owner, from one change of shares to the next:
 
@@ -92,8 +92,8 @@ from tidegate.control.owner import Effect, Finish, Owner
 from tidegate.control.processor import Goal, Processor
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
-from tidegate.server.peers import SILENT_S, Peers
-from tidegate.server.sharing import Sharing
+from tidegate.server.owner.peers import SILENT_S, Peers
+from tidegate.server.owner.sharing import Sharing
 
 READ_TO: Final = {"late": 1, "ahead": 2}
 """By `Bounds.ddl`, the index in KNOWN up to which DDL may be read at any time."""
@@ -624,7 +624,9 @@ class Model:
         return posted(with_capture(world, i, capture), said)
 
     def _processor_receives(self, capture: Capture, text: str, grant: bytes) -> Any:
-        """As in `server/processor.py`: a new goal ends the pipeline, opens the spans, may begin another."""
+        """As in `server/processor/processor.py`: a new goal ends the pipeline, opens the spans, may begin
+        another.
+        """
         machine: Processor = deepcopy(capture.kept.machine)
         machine.receive(parse(json.loads(text), FROM_OWNER))
         dispatch, goal, known, worker = machine.dispatch, capture.goal, capture.known, None

@@ -26,7 +26,7 @@ from tests.control.sharing import (
 from tests.control.sharing_model import Model
 from tests.control.sharing_world import Bounds
 
-from tidegate.server.peers import Peer
+from tidegate.server.owner.peers import Peer
 
 
 @pytest.mark.parametrize("name", CLEAN)

@@ -15,7 +15,7 @@ from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.dispatcher.guarantees import UNREADABLE, weakness
 from tidegate.dispatcher.router import Router
 from tidegate.errors import InvalidInput
-from tidegate.server.new_feed import weak_orders
+from tidegate.server.changefeeds.new_feed import weak_orders
 
 RULE = {"matcher": ["bank.*"], "partition": "conflict"}
 

@@ -15,7 +15,7 @@ from tidegate.etcd.client import EtcdClient, LeaseGone
 from tidegate.etcd.election import Election, capture_prefix, put_leased
 from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.etcd.session import LEAST_TTL_S, MARGIN, LocalLease, Session, now_s
-from tidegate.server.membership import CaptureInfo, Membership
+from tidegate.server.captures.membership import CaptureInfo, Membership
 
 NUMBERS = iter(range(1_000_000, 2_000_000))
 WAIT_S = 60

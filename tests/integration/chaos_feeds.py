@@ -26,8 +26,8 @@ from tests.integration.garbage import POLL_S, Garbage, registrations_checked
 from tests.server.test_capture import Running, wait_for
 from tidegate.disk import DiskFull
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.puller_process import store_dir
-from tidegate.server.schema_tracker import load_catalogue
+from tidegate.server.catalogue.schema_tracker import load_catalogue
+from tidegate.server.pulling.puller_process import store_dir
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import SCHEMA, BankWorkload
 
@@ -36,12 +36,12 @@ DDL_EVERY_ROWS: Final = 60
 LONG_S: Final = 3.0
 QUICKLY: Final = {
     "control.gc.REFRESH_S": 0.0,
-    "server.housekeeping.HOUSEKEEPING_S": 0.1,
-    "server.upkeep.UPKEEP_S": 0.1,
-    "server.placement.COUNTED_S": 0.1,
-    "server.reader_floor.FLOOR_S": 0.1,
-    "server.catalogues.SAVE_REST": 1,
-    "server.catalogues.RENAME_S": 0.5,
+    "server.changefeeds.housekeeping.HOUSEKEEPING_S": 0.1,
+    "server.processor.upkeep.UPKEEP_S": 0.1,
+    "server.changefeeds.placement.COUNTED_S": 0.1,
+    "server.processor.reader_floor.FLOOR_S": 0.1,
+    "server.catalogue.catalogues.SAVE_REST": 1,
+    "server.catalogue.catalogues.RENAME_S": 0.5,
 }
 """The held history follows delivery and saved state within seconds instead of minutes."""
 
@@ -132,7 +132,9 @@ def _handle(running: Running, pd: PdClient, random: Random, seconds: float, outc
         running.wait_checkpoint("paused", pd.tso())
         with ExitStack() as full:
             if not saving:
-                full.enter_context(mock.patch("tidegate.server.catalogues.Catalogues._write", _disk_full))
+                full.enter_context(
+                    mock.patch("tidegate.server.catalogue.catalogues.Catalogues._write", _disk_full)
+                )
             time.sleep(random.uniform(0.1, 0.5) * seconds)
             running.wait_checkpoint("paused", pd.tso())
             assert running.call("POST", "/changefeeds/paused/pause")["http"] == 200

@@ -16,7 +16,7 @@ import httpx
 from tools.processes import Child, descendants
 
 ROLES = {
-    "puller": "tidegate.server.puller_process",
+    "puller": "tidegate.server.pulling.puller_process",
     "driver": "tidegate.pipeline.application",
     "worker": "tidegate.pipeline.daemon",
 }

@@ -17,7 +17,7 @@ import httpx
 
 from tidegate.api import forward
 from tidegate.cli.main import app
-from tidegate.server import message_client
+from tidegate.server.captures import message_client
 from tidegate.tls import Tls
 
 

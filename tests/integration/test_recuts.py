@@ -19,7 +19,7 @@ from tests.integration.cluster import Cluster
 from tests.integration.validators import read_topic, validate
 from tidegate.codec.base import describe
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.schema_tracker import load_catalogue
+from tidegate.server.catalogue.schema_tracker import load_catalogue
 from tidegate.tidb import keys
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(7200)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tidegate.consumer.lakehouse.definition_files import file_stem
 from tidegate.control.metadata import FeedId
 from tidegate.model.path_part import PATH_PART_MAX, path_part
-from tidegate.server.feed_plan import Paths
+from tidegate.server.delivery.plan import Paths
 from tidegate.sink.lakehouse.tables import table_path
 
 NAMES = st.lists(

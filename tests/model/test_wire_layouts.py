@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.control import messages
 from tidegate.model import reports
-from tidegate.pipeline import questions, work
+from tidegate.pipeline.exchange import questions, work
 
 
 def kinds(module: ModuleType) -> set[type]:

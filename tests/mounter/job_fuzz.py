@@ -21,7 +21,7 @@ from tests.tidb.definition_fuzz import redefined
 from tidegate.errors import TidegateError, Undecodable
 from tidegate.mounter.ddl_admission import admit
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.server import target_text
+from tidegate.server.catalogue import target_text
 from tidegate.tidb import ddl_job
 from tidegate.tidb.ddl_job import DdlJob
 from tidegate.tidb.table_filter import TableFilter

@@ -20,8 +20,8 @@ from tidegate.model.span import Span, span_id
 from tidegate.mounter import bases
 from tidegate.mounter.bases import Base
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.pipeline.begin import Found, resume
-from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.exchange.feed import FeedSpec
+from tidegate.pipeline.worker.begin import Found, resume
 from tidegate.tidb import keys
 from tidegate.workload.changelog import Txn, read_log
 

@@ -26,11 +26,11 @@ from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import span_progress
 from tidegate.model.span import Span, span_id
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.begin import resume
-from tidegate.pipeline.deliver import Worker
-from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.exchange.feed import FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.begin import resume
+from tidegate.pipeline.worker.deliver import Worker
 from tidegate.sink.base import Content
 from tidegate.tidb import keys
 

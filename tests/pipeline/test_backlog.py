@@ -11,11 +11,11 @@ import pytest
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.eventstore.floors import FloorPage
-from tidegate.pipeline.backlog import Backlog
-from tidegate.pipeline.due_scan import DueScan
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.incarnation import Incarnation
-from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.host.backlog import Backlog
+from tidegate.pipeline.host.due_scan import DueScan
+from tidegate.pipeline.host.incarnation import Incarnation
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
 UPTO = 470612974612512768

@@ -2,8 +2,8 @@
 
 import os
 
-from tidegate.pipeline import beats
-from tidegate.pipeline.beats import Beats, read_beats
+from tidegate.pipeline.exchange import beats
+from tidegate.pipeline.exchange.beats import Beats, read_beats
 
 
 def test_a_beat_is_seen_and_the_next_ones_once_the_interval_has_passed(tmp_path, monkeypatch):

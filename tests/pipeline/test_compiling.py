@@ -2,7 +2,7 @@
 
 from numba import njit
 
-from tidegate.pipeline.compiling import compiling_counts
+from tidegate.pipeline.worker.compiling import compiling_counts
 
 
 def test_a_step_of_compiling_a_kernel_is_a_sign_of_life() -> None:

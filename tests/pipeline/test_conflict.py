@@ -55,13 +55,13 @@ from tidegate.model.progress import Delivered
 from tidegate.model.schema import TableSchema
 from tidegate.model.span import Span
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.ahead import Ahead
-from tidegate.pipeline.deliver import Worker, open_worker
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.work import COUNTS
-from tidegate.server.totals import Totals
+from tidegate.pipeline.exchange.ahead import Ahead
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.exchange.work import COUNTS
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.deliver import Worker, open_worker
+from tidegate.server.delivery.totals import Totals
 from tidegate.sink.base import Content, SlotTaken
 from tidegate.tidb import keys, record
 from tidegate.tidb.table_info import table_schema

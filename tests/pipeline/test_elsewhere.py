@@ -25,17 +25,11 @@ from tidegate.eventstore import seek
 from tidegate.eventstore.store_view import read_manifest
 from tidegate.model.reports import Durable, Failed
 from tidegate.model.span import Span
-from tidegate.pipeline import questions
-from tidegate.pipeline import service as service_module
-from tidegate.pipeline.access import Access, LocalAccess
-from tidegate.pipeline.elsewhere import Capture, RemoteAccess, serve
-from tidegate.pipeline.feed import DurableBefore, FeedSpec
-from tidegate.pipeline.host import Host
-from tidegate.pipeline.incarnation import Incarnation
-from tidegate.pipeline.lines import WAITING_MAX, StreamLine
-from tidegate.pipeline.questions import GetSpec, SpanKeys, SpecContent
-from tidegate.pipeline.service import ERROR, SECRET, Service
-from tidegate.pipeline.work import (
+from tidegate.pipeline.exchange import questions
+from tidegate.pipeline.exchange.feed import DurableBefore, FeedSpec
+from tidegate.pipeline.exchange.lines import WAITING_MAX, StreamLine
+from tidegate.pipeline.exchange.questions import GetSpec, SpanKeys, SpecContent
+from tidegate.pipeline.exchange.work import (
     NO_LEASE,
     TO_WORKER,
     Begin,
@@ -49,6 +43,12 @@ from tidegate.pipeline.work import (
     parse,
     to_json,
 )
+from tidegate.pipeline.host.host import Host
+from tidegate.pipeline.host.incarnation import Incarnation
+from tidegate.pipeline.remote import service as service_module
+from tidegate.pipeline.remote.elsewhere import Capture, RemoteAccess, serve
+from tidegate.pipeline.remote.service import ERROR, SECRET, Service
+from tidegate.pipeline.worker.access import Access, LocalAccess
 from tidegate.sink import quarantine
 from tidegate.sink.base import Description
 from tidegate.tls import Tls
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_here_is_the_same_error_there(here: Here) -> None:
 def test_what_is_set_aside_is_in_the_quarantine_with_its_bytes(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.pipeline.elsewhere.ASIDE_BYTES", 100)
+    monkeypatch.setattr("tidegate.pipeline.remote.elsewhere.ASIDE_BYTES", 100)
     entries = [{"where": {"span": str(i)}, "why": "it is", "key": bytes([i]) * 50} for i in range(5)]
     here.access().set_aside(entries)
     assert quarantine.read(here.spec.feed_dir / "quarantine.jsonl") == entries
@@ -360,7 +360,7 @@ def test_a_worker_that_never_ends_is_fenced_before_its_feeds_end_is_known(
 def test_who_is_done_in_time_needs_no_fence(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = Fences(here.spec.sink.describe(), here.over)
     monkeypatch.setattr(FeedSpec, "sink", sink)
-    monkeypatch.setattr("tidegate.pipeline.incarnations.GRACE_S", WAIT_S)
+    monkeypatch.setattr("tidegate.pipeline.host.incarnations.GRACE_S", WAIT_S)
     threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True).start()
     line = here.come()
     assert isinstance(received(line), Begin)
@@ -394,7 +394,7 @@ def test_a_task_that_spark_runs_again_asks_for_nothing(here: Here, monkeypatch: 
         raise AssertionError("it reaches for the capture")
 
     monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(attemptNumber=lambda: 1))
-    monkeypatch.setattr("tidegate.pipeline.elsewhere.Capture", connect)
+    monkeypatch.setattr("tidegate.pipeline.remote.elsewhere.Capture", connect)
     nonce = here.nonce()
     serve(here.service.address, nonce, iter([0]))
     assert here.service._expected.keys() == {nonce}
@@ -402,8 +402,8 @@ def test_a_task_that_spark_runs_again_asks_for_nothing(here: Here, monkeypatch: 
 
 ENDS = """
 import time
-from tidegate.pipeline.elsewhere import end_with
-from tidegate.pipeline.lines import StreamLine
+from tidegate.pipeline.remote.elsewhere import end_with
+from tidegate.pipeline.exchange.lines import StreamLine
 
 line = StreamLine(lambda: None)
 end_with(line)

@@ -23,20 +23,20 @@ from tests.pipeline.recorded import RecordedFeed
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.ipc import FramedSocket, framed, socket_name
 from tidegate.model.reports import Durable, Failed, Started, Working
-from tidegate.pipeline import connected_worker as worker_module
-from tidegate.pipeline import incarnation as incarnation_module
-from tidegate.pipeline import incarnations as incarnations_module
-from tidegate.pipeline import signs_of_life, supply
-from tidegate.pipeline.beats import Beats
-from tidegate.pipeline.failures import failure
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.host import Host
-from tidegate.pipeline.incarnation import Incarnation
-from tidegate.pipeline.jobs import LocalJobs
-from tidegate.pipeline.processes import Process
-from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.work import Begun, Load, LoadReport, Report, Tasks, Tell, WorkerHello, to_json
-from tidegate.pipeline.worker import failed
+from tidegate.pipeline.exchange.beats import Beats
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.exchange.work import Begun, Load, LoadReport, Report, Tasks, Tell, WorkerHello, to_json
+from tidegate.pipeline.host import connected_worker as worker_module
+from tidegate.pipeline.host import incarnation as incarnation_module
+from tidegate.pipeline.host import incarnations as incarnations_module
+from tidegate.pipeline.host import signs_of_life, supply
+from tidegate.pipeline.host.failures import failure
+from tidegate.pipeline.host.host import Host
+from tidegate.pipeline.host.incarnation import Incarnation
+from tidegate.pipeline.host.jobs import LocalJobs
+from tidegate.pipeline.host.processes import Process
+from tidegate.pipeline.worker.worker import failed
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
 UPTO = 470612974612512768
@@ -418,7 +418,7 @@ def test_one_worker_that_hangs_is_killed_and_named_although_others_run(hosted: H
 def test_a_worker_that_gets_something_done_is_not_hung(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.pipeline.beats.INTERVAL_S", 0.0)
+    monkeypatch.setattr("tidegate.pipeline.exchange.beats.INTERVAL_S", 0.0)
     one = hosted.feed("one", stall_timeout=1.0, start_timeout=1.0)
 
     def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:

@@ -26,11 +26,11 @@ from tidegate.errors import Fatal
 from tidegate.model.cells import RowBlock
 from tidegate.model.message import MessageBlock
 from tidegate.model.span import Span
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.deliver import Worker
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.work import Report
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.exchange.work import Report
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.deliver import Worker
 from tidegate.sink import quarantine
 from tidegate.sink.base import Content
 from tidegate.tidb import checksum, keys, row

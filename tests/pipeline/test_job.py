@@ -25,7 +25,7 @@ from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.block import OP_PUT
 from tidegate.model.progress import SpanProgress, span_key
-from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.exchange.feed import FeedSpec
 
 pytestmark = pytest.mark.integration
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"

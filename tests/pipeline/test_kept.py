@@ -13,12 +13,12 @@ from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.progress import SpanProgress, span_key
-from tidegate.pipeline import kept
-from tidegate.pipeline.access import Access, local
-from tidegate.pipeline.deliver import Worker, open_worker
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.kept import with_worker
-from tidegate.pipeline.work import Begin, Deliver, Lease
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.work import Begin, Deliver, Lease
+from tidegate.pipeline.worker import kept
+from tidegate.pipeline.worker.access import Access, local
+from tidegate.pipeline.worker.deliver import Worker, open_worker
+from tidegate.pipeline.worker.kept import with_worker
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
 UPTO = 470612974612512768

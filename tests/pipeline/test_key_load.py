@@ -28,12 +28,12 @@ from tidegate.model import block
 from tidegate.model.key_range import KeyRange
 from tidegate.model.progress import load_progress
 from tidegate.model.span import Span
-from tidegate.pipeline import load_task
-from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.load_task import load
-from tidegate.pipeline.work import Lease, Load, LoadReport
-from tidegate.server.initial_load import plan_load
-from tidegate.server.key_tracker import KeyTracker
+from tidegate.pipeline.exchange.feed import FeedSpec
+from tidegate.pipeline.exchange.work import Lease, Load, LoadReport
+from tidegate.pipeline.worker import load_task
+from tidegate.pipeline.worker.load_task import load
+from tidegate.server.catalogue.key_tracker import KeyTracker
+from tidegate.server.delivery.initial_load import plan_load
 from tidegate.tidb.memcomparable import encode_bytes
 
 pytestmark = pytest.mark.integration

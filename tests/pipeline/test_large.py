@@ -20,10 +20,10 @@ from tests.pipeline.recorded import begin
 from tidegate.codec.base import describe
 from tidegate.model.position import Position, Rank
 from tidegate.model.progress import RULES_PREFIX, SpanProgress
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.deliver import Worker, open_worker
-from tidegate.pipeline.feed import Bounds, DurableBefore, FeedSpec
-from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.exchange.feed import Bounds, DurableBefore, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.deliver import Worker, open_worker
 from tidegate.sink.kafka.sink import KafkaSink
 
 pytestmark = pytest.mark.integration
@@ -119,9 +119,9 @@ def test_a_throttled_broker_gets_everything_once_and_progress_on_the_way(
 CHILD = """
 import json, os, signal, sys
 from pathlib import Path
-from tidegate.pipeline import deliver
-from tidegate.pipeline.access import local
-from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.worker import deliver
+from tidegate.pipeline.worker.access import local
+from tidegate.pipeline.exchange.ranges import Range
 from tidegate.sink.kafka import pace, sink, slot
 
 pace.TRANSACTION_BYTES, pace.WINDOW_MIN, pace.PIECE_MAX = 1 << 20, 256 << 10, 512 << 10
@@ -178,9 +178,9 @@ WATCHED = """
 import json, sys
 from pathlib import Path
 from tests.memory import taken_by
-from tidegate.pipeline import deliver
-from tidegate.pipeline.access import local
-from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.worker import deliver
+from tidegate.pipeline.worker.access import local
+from tidegate.pipeline.exchange.ranges import Range
 
 worker = deliver.open_worker(local(sys.argv[1]))
 small, large = ([Range(*one)] for one in json.loads(sys.argv[2]))

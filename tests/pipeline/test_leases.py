@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.pipeline.leases import Leases
-from tidegate.pipeline.work import Lease
+from tidegate.pipeline.exchange.work import Lease
+from tidegate.pipeline.host.leases import Leases
 
 WORKERS = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["begins", "ends", "dies"])), max_size=60)
 

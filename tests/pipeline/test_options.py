@@ -12,10 +12,10 @@ from tests.pipeline.test_job import BANK, UPTO
 from tests.pipeline.test_topics import Sorter
 
 from tidegate.model.timestamp import physical_ms
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.deliver import Worker
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.deliver import Worker
 from tidegate.tidb import keys
 
 

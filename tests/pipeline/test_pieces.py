@@ -15,7 +15,7 @@ from tidegate.eventstore.order import Entry, block_of, entries_of, op_class, sor
 from tidegate.eventstore.seek import beyond, place_of
 from tidegate.model.position import Place, Position, Rank
 from tidegate.model.progress import SpanProgress
-from tidegate.pipeline.pieces import Cutter, EncodePiece
+from tidegate.pipeline.worker.pieces import Cutter, EncodePiece
 
 Out = tuple[int, int, str, bytes]
 """A message of an entry: commit ts, start ts, operation, key."""

@@ -9,8 +9,8 @@ import pytest
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.mounter.bases import Base
-from tidegate.pipeline.feed import DurableBefore
-from tidegate.pipeline.questions import (
+from tidegate.pipeline.exchange.feed import DurableBefore
+from tidegate.pipeline.exchange.questions import (
     QUESTIONS,
     Answer,
     BaseFound,
@@ -36,8 +36,8 @@ from tidegate.pipeline.questions import (
     parse_answer,
     to_json,
 )
-from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.work import Begun, Lease, LoadedRange
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.exchange.work import Begun, Lease, LoadedRange
 
 ASKED: tuple[Question, ...] = (
     GetSpec(),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.pipeline.feed import Bounds
-from tidegate.pipeline.ranges import HEAVY_BYTES, HEAVY_S, Range, deliverable, due, share, waits
+from tidegate.pipeline.exchange.feed import Bounds
+from tidegate.pipeline.exchange.ranges import HEAVY_BYTES, HEAVY_S, Range, deliverable, due, share, waits
 
 
 def everything(span: str, after: int, upto: int) -> int:

@@ -11,10 +11,10 @@ from tests.pipeline.test_stripes import BANK, UPTO, URI, Keeper
 
 from tidegate.errors import Retryable
 from tidegate.model.progress import span_progress
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.deliver import Worker
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.deliver import Worker
 
 
 class Failing(Keeper):
@@ -34,7 +34,7 @@ class Failing(Keeper):
 def test_only_what_is_durable_is_reported_before_a_piece_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.pipeline.deliver.TELL_S", 0.0)
+    monkeypatch.setattr("tidegate.pipeline.worker.deliver.TELL_S", 0.0)
     feed = RecordedFeed(tmp_path, BANK, URI, UPTO)
     spec = FeedSpec.load(feed.write())
     starts = Bounds.load(feed.feed_dir / "bounds.json").spans

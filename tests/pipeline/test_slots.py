@@ -17,12 +17,12 @@ from tidegate.errors import Fenced
 from tidegate.eventstore import store_view
 from tidegate.model.progress import span_progress
 from tidegate.model.span import Span
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.deliver import open_worker
-from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.slots import Slot
-from tidegate.pipeline.work import Lease
+from tidegate.pipeline.exchange.feed import FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.exchange.work import Lease
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.deliver import open_worker
+from tidegate.pipeline.worker.slots import Slot
 
 pytestmark = pytest.mark.integration
 

@@ -21,13 +21,13 @@ from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress, outlived, rules_key, span_key, span_progress
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
-from tidegate.pipeline.access import LocalAccess, local
-from tidegate.pipeline.backlog import Backlog
-from tidegate.pipeline.deliver import Worker, open_worker
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.work import Report
-from tidegate.server.stripes import Stripes, spans_json, table_task
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.exchange.work import Report
+from tidegate.pipeline.host.backlog import Backlog
+from tidegate.pipeline.worker.access import LocalAccess, local
+from tidegate.pipeline.worker.deliver import Worker, open_worker
+from tidegate.server.catalogue.stripes import Stripes, spans_json, table_task
 from tidegate.sink.base import Content
 from tidegate.tidb import keys
 

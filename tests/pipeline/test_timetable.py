@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.pipeline.timetable import Timetable, WorkKind, workers_for
+from tidegate.pipeline.host.timetable import Timetable, WorkKind, workers_for
 
 CORES = 2
 

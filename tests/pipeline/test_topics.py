@@ -20,12 +20,12 @@ from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.progress import TOPICS_KEY, Topics
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.begin import resume
-from tidegate.pipeline.deliver import Worker, open_worker
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.stages import stage_context
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.begin import resume
+from tidegate.pipeline.worker.deliver import Worker, open_worker
+from tidegate.pipeline.worker.stages import stage_context
 from tidegate.sink.base import Content
 
 RULES = [

@@ -17,12 +17,12 @@ from tests.pipeline.test_job import BANK, UPTO, expected, found
 from tools.processes import descendants
 
 from tidegate.errors import Fenced
-from tidegate.pipeline.access import Access
-from tidegate.pipeline.beats import read_beats
-from tidegate.pipeline.deliver import Worker
-from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.kept import with_worker
-from tidegate.pipeline.work import Deliver
+from tidegate.pipeline.exchange.beats import read_beats
+from tidegate.pipeline.exchange.feed import FeedSpec
+from tidegate.pipeline.exchange.work import Deliver
+from tidegate.pipeline.worker.access import Access
+from tidegate.pipeline.worker.deliver import Worker
+from tidegate.pipeline.worker.kept import with_worker
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

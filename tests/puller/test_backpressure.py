@@ -32,7 +32,7 @@ from tidegate.puller.backpressure import CROWDED_S, REST_S, SHED_AFTER_S, Action
 from tidegate.puller.match import block_matcher
 from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
-from tidegate.server.puller_process import store_dir
+from tidegate.server.pulling.puller_process import store_dir
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -316,7 +316,7 @@ class Control:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / "control.sock"))
         self._listener.listen()
-        command = [sys.executable, "-m", "tidegate.server.puller_process", str(folder), pd]
+        command = [sys.executable, "-m", "tidegate.server.pulling.puller_process", str(folder), pd]
         self.log = folder / "puller.log"
         self.process = subprocess.Popen(command, stderr=self.log.open("wb"))
         self._connection, _ = self._listener.accept()

@@ -18,7 +18,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import span_id
 from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
-from tidegate.server.segment_repairs import SegmentRepairs
+from tidegate.server.pulling.segment_repairs import SegmentRepairs
 from tidegate.tikv.server import EmbeddedUpstream
 
 pytestmark = pytest.mark.integration

@@ -23,11 +23,11 @@ from tidegate.ipc import ControlClient
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.reports import Durable, PipelineHello, Started
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.beats import Beats
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.schemas import SchemaReader
-from tidegate.server.feed_plan import FeedPlan
+from tidegate.pipeline.exchange.beats import Beats
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.schemas import SchemaReader
+from tidegate.server.delivery.plan import FeedPlan
 from tidegate.tidb.keys import parse_record
 
 PARTITIONS = 3

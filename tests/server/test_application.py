@@ -14,9 +14,9 @@ import pytest
 
 from tidegate.clock import SystemClock
 from tidegate.model.reports import AtWork, Working
-from tidegate.server import application
-from tidegate.server.application import Application, Running
-from tidegate.server.supervisor import Connection, ControlSocket
+from tidegate.server.delivery import application
+from tidegate.server.delivery.application import Application, Running
+from tidegate.server.supervision.supervisor import Connection, ControlSocket
 
 WAIT_S: Final = 60.0
 PLAYED: Final = """

@@ -16,8 +16,8 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
-from tidegate.server import backfill
-from tidegate.server.backfill import FOLDER, Backfill
+from tidegate.server.pulling import backfill
+from tidegate.server.pulling.backfill import FOLDER, Backfill
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from tidegate.etcd.election import Candidate
-from tidegate.server.candidacy import Candidacy
-from tidegate.server.lifetime import Lifetime
-from tidegate.server.membership import CaptureInfo
+from tidegate.server.captures.candidacy import Candidacy
+from tidegate.server.captures.lifetime import Lifetime
+from tidegate.server.captures.membership import CaptureInfo
 
 
 def test_an_elected_capture_knows_that_the_last_owner_is_gone() -> None:

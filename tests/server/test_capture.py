@@ -33,9 +33,9 @@ from tidegate.mounter import bases
 from tidegate.mounter.catalogue import Catalogue
 from tidegate.proto import metapb_pb2
 from tidegate.server.capture import Capture, Options
-from tidegate.server.catalogues import Shared
-from tidegate.server.message_client import scheme
-from tidegate.server.owner_sink import OpenSink
+from tidegate.server.captures.message_client import scheme
+from tidegate.server.catalogue.catalogues import Shared
+from tidegate.server.delivery.owner_sink import OpenSink
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.tls import Tls
 from tidegate.workload.bank import BankWorkload

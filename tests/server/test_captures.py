@@ -20,11 +20,11 @@ from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.gc import service_id
 from tidegate.control.metadata import FeedId
 from tidegate.errors import InvalidInput
-from tidegate.server.data_folder import check_mode
-from tidegate.server.feed_plan import FeedPlan, Paths
-from tidegate.server.membership import NAME_FILE, capture_name
-from tidegate.server.new_feed import NewFeed, check_shared
-from tidegate.server.reactor import Reactor
+from tidegate.server.captures.data_folder import check_mode
+from tidegate.server.captures.membership import NAME_FILE, capture_name
+from tidegate.server.changefeeds.new_feed import NewFeed, check_shared
+from tidegate.server.changefeeds.reactor import Reactor
+from tidegate.server.delivery.plan import FeedPlan, Paths
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 

@@ -26,11 +26,11 @@ from tidegate.mounter.bases import Base
 from tidegate.mounter.catalogue import Catalogue
 from tidegate.mounter.ddl_jobs import UnreadableJob
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.schemas import SchemaReader
-from tidegate.server import target_text
-from tidegate.server.catalogues import DDL_SPAN_ID, Catalogues, Shared
-from tidegate.server.schema_tracker import SchemaTracker, table_task
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.schemas import SchemaReader
+from tidegate.server.catalogue import target_text
+from tidegate.server.catalogue.catalogues import DDL_SPAN_ID, Catalogues, Shared
+from tidegate.server.catalogue.schema_tracker import SchemaTracker, table_task
 from tidegate.tidb import keys
 from tidegate.tidb.ddl_job import DdlJob
 
@@ -307,7 +307,7 @@ def test_tables_at_the_start_of_a_feed_come_from_catalogues_of_other_feeds(plain
 def test_of_tables_that_nobody_has_at_hand_upstream_is_asked(
     plain: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.server.catalogues.SOON_S", 0.0)
+    monkeypatch.setattr("tidegate.server.catalogue.catalogues.SOON_S", 0.0)
     catalogues, ts = plain.catalogues(steps_max=1), plain.stamps[-1]
     assert tables_at(catalogues, ts) is None, "no catalogue is open"
     running = SchemaTracker.open(catalogues, rules_of(), ts)

@@ -19,7 +19,7 @@ from tests.server.test_capture import Running, check_order, wait_for, work
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.reports import Watch
 from tidegate.model.timestamp import physical_ms
-from tidegate.server.puller_process import store_dir
+from tidegate.server.pulling.puller_process import store_dir
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -86,7 +86,7 @@ def lead(words: str) -> int:
 def test_a_capture_continues_and_says_which_clock_is_wrong(
     tmp_path: Path, wall_clock: WallClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tidegate.server.clock_watch.ASK_S", 0.1)
+    monkeypatch.setattr("tidegate.server.changefeeds.clock_watch.ASK_S", 0.1)
     monkeypatch.setattr("tidegate.control.upstream_time.JUMP_MS", 2000)
     caplog.set_level(logging.INFO)
     (tmp_path / "pd").mkdir()

@@ -13,10 +13,10 @@ from tidegate.control.messages import Dispatch, Header, Wish
 from tidegate.control.metadata import FeedId
 from tidegate.control.processor import Processor
 from tidegate.model.span import Span
-from tidegate.server.catalogues import DDL_SPAN
-from tidegate.server.coming_ranges import ComingRanges
-from tidegate.server.spans import SpanRegistry
-from tidegate.server.stripes import table_task
+from tidegate.server.catalogue.catalogues import DDL_SPAN
+from tidegate.server.catalogue.stripes import table_task
+from tidegate.server.processor.coming_ranges import ComingRanges
+from tidegate.server.pulling.spans import SpanRegistry
 from tidegate.tidb import keys
 
 ONE = FeedId("default", "one")

@@ -18,8 +18,8 @@ from tidegate.control.metadata import (
     WriteResult,
 )
 from tidegate.errors import TidegateError
-from tidegate.server.commits import Commits
-from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.metadata.commits import Commits
+from tidegate.server.metadata.sqlite import SqliteMetadata
 
 
 class Counting(SqliteMetadata):

@@ -7,7 +7,7 @@ import pytest
 
 from tidegate import kernel
 from tidegate.errors import Fatal
-from tidegate.server import compilation
+from tidegate.server.supervision import compilation
 
 
 def test_kernels_that_are_compiled_are_not_compiled_again() -> None:

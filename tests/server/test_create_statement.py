@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tidegate.codec.ddl_header import decode, encode
+from tidegate.codec.formats.ddl_header import decode, encode
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.filter.feed import FeedFilter
 from tidegate.mounter.table_version import Parsed, TableVersion
-from tidegate.server.create_statement import create_schema, create_table
-from tidegate.server.initial_load import definitions
+from tidegate.server.delivery.create_statement import create_schema, create_table
+from tidegate.server.delivery.initial_load import definitions
 from tidegate.workload.bank_model import ACCOUNTS, TRANSFERS
 from tidegate.workload.definitions import table_info
 

@@ -28,7 +28,7 @@ class Forgetful(FeedDdl):
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Forgetful]]:
-    monkeypatch.setattr("tidegate.server.opening.FeedDdl", Forgetful)
+    monkeypatch.setattr("tidegate.server.processor.opening.FeedDdl", Forgetful)
     yield Forgetful
     Forgetful.loses = True
 

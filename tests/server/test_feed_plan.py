@@ -12,11 +12,11 @@ from tidegate.control.metadata import FeedId, Put, grant_key
 from tidegate.disk import DiskFull
 from tidegate.errors import Fenced
 from tidegate.model.span import Span
-from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.server.catalogues import DDL_SPAN_ID
-from tidegate.server.feed_plan import BoundsFile, FeedPlan, Paths, write_spec
-from tidegate.server.metadata_sqlite import SqliteMetadata
-from tidegate.server.stripes import Stripes, table_task
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.server.catalogue.catalogues import DDL_SPAN_ID
+from tidegate.server.catalogue.stripes import Stripes, table_task
+from tidegate.server.delivery.plan import BoundsFile, FeedPlan, Paths, write_spec
+from tidegate.server.metadata.sqlite import SqliteMetadata
 
 FEED = FeedId("default", "one")
 

@@ -32,13 +32,13 @@ from tidegate.control.metadata import (
 )
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.span import Span
-from tidegate.server import feed_removal
-from tidegate.server.feed_plan import FeedPlan, Paths
-from tidegate.server.feed_removal import fenced_for_good
-from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.changefeeds import removal as feed_removal
+from tidegate.server.changefeeds.removal import fenced_for_good
+from tidegate.server.delivery.plan import FeedPlan, Paths
+from tidegate.server.metadata.ownership import take_ownership
+from tidegate.server.metadata.sqlite import SqliteMetadata
 from tidegate.server.node import Node
-from tidegate.server.ownership import take_ownership
-from tidegate.server.processor_registry import ProcessorRegistry
+from tidegate.server.processor.registry import ProcessorRegistry
 
 CLUSTER = 7
 ONE = FeedId("default", "one")

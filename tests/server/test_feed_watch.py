@@ -11,10 +11,10 @@ import pytest
 
 from tidegate.control.metadata import FeedId
 from tidegate.errors import Retryable
-from tidegate.pipeline import beats
-from tidegate.pipeline.beats import Beats
-from tidegate.server.feed_watch import PipelineWatch, SinkWatch
-from tidegate.server.owner_sink import SinkThread
+from tidegate.pipeline.exchange import beats
+from tidegate.pipeline.exchange.beats import Beats
+from tidegate.server.delivery.owner_sink import SinkThread
+from tidegate.server.delivery.watch import PipelineWatch, SinkWatch
 
 STALL_S, START_S = 60.0, 300.0
 SESSION = os.getpid()

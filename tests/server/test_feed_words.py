@@ -12,14 +12,14 @@ from tidegate.control.messages import ProcessorStatus, RangeProgress, Wish
 from tidegate.control.owner import Owner
 from tidegate.model.reports import LoadState
 from tidegate.model.timestamp import MAX
-from tidegate.server.feed_words import (
+from tidegate.server.delivery.initial_load import words_of_load
+from tidegate.server.owner.peers import Peers
+from tidegate.server.owner.words import (
     words_of_disagreement,
     words_of_first,
     words_of_history,
     words_of_owner,
 )
-from tidegate.server.initial_load import words_of_load
-from tidegate.server.peers import Peers
 
 
 def delivering(**waits: str) -> Peers:

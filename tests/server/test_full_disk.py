@@ -17,7 +17,7 @@ from tests.server.test_capture import Running, bank, check_order, wait_for, work
 from tidegate.control.metadata import Put
 from tidegate.disk import BALLAST, Ballast, DiskFull, free_bytes
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.metadata.sqlite import SqliteMetadata
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 

@@ -16,7 +16,7 @@ from tidegate.control.gc import service_id as service_of
 from tidegate.control.messages import FromProcessor, Sync
 from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.housekeeping import Housekeeping
+from tidegate.server.changefeeds.housekeeping import Housekeeping
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -27,9 +27,9 @@ __all__ = ["bank", "capture"]
 @pytest.fixture(autouse=True)
 def catalogues_are_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """PD's holds follow the saved catalogues."""
-    monkeypatch.setattr("tidegate.server.reader_floor.FLOOR_S", 0.1)
+    monkeypatch.setattr("tidegate.server.processor.reader_floor.FLOOR_S", 0.1)
     for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
-        monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
+        monkeypatch.setattr(f"tidegate.server.catalogue.catalogues.{name}", seconds)
 
 
 class Watched:
@@ -77,7 +77,7 @@ def test_history_is_held_until_it_is_delivered_and_then_released(
             "the hold while it was created has given way to the lasting one"
         )
         monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
-        monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
+        monkeypatch.setattr("tidegate.server.changefeeds.housekeeping.HOUSEKEEPING_S", 0.1)
         work(bank, 50)
         running.wait_checkpoint("one", pd.tso())
         assert watched.registrations
@@ -122,7 +122,7 @@ def test_history_stays_until_the_processor_here_has_reported(
 ) -> None:
     """The owner reads no object of a processor, on one capture either: without a Sync it releases nothing."""
     monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
-    monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
+    monkeypatch.setattr("tidegate.server.changefeeds.housekeeping.HOUSEKEEPING_S", 0.1)
     node, ours = capture.capture.node, service_id(capture)
     assert capture.create("one")["http"] == 200
     work(bank, 50)
@@ -191,7 +191,7 @@ def test_a_start_after_the_hold_expired_registers_nothing_and_gives_advice(
         gone = pd.tso()
         pd.update_service_gc_safepoint("gc_worker", 1 << 40, gone)
         watched.registrations.clear()
-        monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 60.0)
+        monkeypatch.setattr("tidegate.server.changefeeds.housekeeping.HOUSEKEEPING_S", 60.0)
         running = Running(upstream.pd_addr, running.data_dir, running.out)
         message = running.wait_state("one", "failed")["error"]["message"]
         assert f"upstream's GC safepoint {gone} has passed the checkpoint" in message

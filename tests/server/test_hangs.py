@@ -20,7 +20,7 @@ from tests.server.test_supervisor import runs
 
 from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.feed_plan import FeedPlan
+from tidegate.server.delivery.plan import FeedPlan
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 

@@ -14,7 +14,7 @@ from tests.server.test_gc_safepoint import Watched, service_id, watched
 from tidegate.control.metadata import FeedId
 from tidegate.kvclient.pd import PdClient
 from tidegate.mounter import bases
-from tidegate.server.puller_process import store_dir
+from tidegate.server.pulling.puller_process import store_dir
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -58,14 +58,14 @@ def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it(
 ) -> None:
     """Neither GC nor a loss in the event store removes it."""
     monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
-    monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
-    monkeypatch.setattr("tidegate.server.catalogues.SAVE_REST", 1)
+    monkeypatch.setattr("tidegate.server.changefeeds.housekeeping.HOUSEKEEPING_S", 0.1)
+    monkeypatch.setattr("tidegate.server.catalogue.catalogues.SAVE_REST", 1)
     if not saved:
 
         def full(*given: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("tidegate.server.catalogues.Catalogues._save", full)
+        monkeypatch.setattr("tidegate.server.catalogue.catalogues.Catalogues._save", full)
     start = pd.tso()
     for name in ("one", "two"):
         assert capture.create(name, start_ts=start)["http"] == 200
@@ -109,7 +109,7 @@ def test_history_of_a_feed_stopped_beyond_gc_ttl_is_released_and_reported(
 ) -> None:
     """If it is resumed before anything is collected it continues; later it reports what is gone."""
     monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
-    monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
+    monkeypatch.setattr("tidegate.server.changefeeds.housekeeping.HOUSEKEEPING_S", 0.1)
     node, ours = capture.capture.node, service_id(capture)
     assert capture.create("one")["http"] == 200
     work(bank, 60)

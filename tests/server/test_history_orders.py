@@ -17,12 +17,12 @@ from tidegate.control.messages import Announce, Dispatch, Wish
 from tidegate.control.metadata import FeedId, Put, holder_key
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
+from tidegate.server.changefeeds.held_history import PREDECESSORS_S, HeldHistory
 from tidegate.server.feed_ddl import FeedDdl
-from tidegate.server.held_history import PREDECESSORS_S, HeldHistory
 from tidegate.server.node import Node
-from tidegate.server.opening import Opening
-from tidegate.server.peers import Peer, Peers
-from tidegate.server.processor_link import ProcessorLink, Terms
+from tidegate.server.owner.peers import Peer, Peers
+from tidegate.server.owner.processor_link import ProcessorLink, Terms
+from tidegate.server.processor.opening import Opening
 
 __all__ = ["metadata", "owner"]
 HELD: Any = SimpleNamespace(unreadable={}, values=list, kv_modes=frozenset)
@@ -121,6 +121,6 @@ def test_an_opening_reports_its_needs_at_once() -> None:
         _machine=SimpleNamespace(sync_soon=lambda: done.append("sync")),
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tidegate.server.opening.store_view.read_frontier", lambda store: {})
+        patched.setattr("tidegate.server.processor.opening.store_view.read_frontier", lambda store: {})
         Opening._report_needs(given)
     assert done == ["needs", "sync"]

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from tidegate.errors import Fatal, InvalidInput, Retryable
-from tidegate.server import lifetime
-from tidegate.server.lifetime import Lifetime
+from tidegate.server.captures import lifetime
+from tidegate.server.captures.lifetime import Lifetime
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import pytest
 
 from tidegate.control.metadata import SELECT_VALUE, Compare, Put
 from tidegate.errors import Fatal, InvalidInput, Retryable
-from tidegate.server.data_folder import lock_folder
-from tidegate.server.metadata_sqlite import SqliteMetadata
-from tidegate.server.ownership import identity_of, take_ownership
+from tidegate.server.captures.data_folder import lock_folder
+from tidegate.server.metadata.ownership import identity_of, take_ownership
+from tidegate.server.metadata.sqlite import SqliteMetadata
 
 
 def test_what_is_committed_survives_kill_and_is_seen_by_other_processes(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_what_is_committed_survives_kill_and_is_seen_by_other_processes(tmp_path
     program = (
         "import os, sys, pathlib\n"
         "from tidegate.control.metadata import Put\n"
-        "from tidegate.server.metadata_sqlite import SqliteMetadata\n"
+        "from tidegate.server.metadata.sqlite import SqliteMetadata\n"
         "store = SqliteMetadata(pathlib.Path(sys.argv[1]))\n"
         "store.transact([], [Put('/k', b'kept')])\n"
         "os.kill(os.getpid(), 9)\n"

@@ -29,13 +29,13 @@ from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.model.span import Span
-from tidegate.server import held_history
-from tidegate.server.feed_plan import Paths
-from tidegate.server.feeds import Feeds
-from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.changefeeds import held_history
+from tidegate.server.changefeeds.feeds import Feeds
+from tidegate.server.delivery.plan import Paths
+from tidegate.server.metadata.ownership import check_format, take_ownership
+from tidegate.server.metadata.sqlite import SqliteMetadata
 from tidegate.server.node import WRITE_MAX, Node
-from tidegate.server.ownership import check_format, take_ownership
-from tidegate.server.spans import Captured, SpanRegistry
+from tidegate.server.pulling.spans import Captured, SpanRegistry
 
 CLUSTER, CAPTURE = 7, "here"
 EVERYTHING = Span(b"", b"")

@@ -22,15 +22,15 @@ from tidegate.errors import Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import Journal
 from tidegate.model.span import Span
-from tidegate.server.feed_plan import FeedPlan, Paths
-from tidegate.server.feed_record import FeedRecord
-from tidegate.server.feed_shares import FeedShares
-from tidegate.server.jobs import Jobs
+from tidegate.server.delivery.owner_sink import SinkThread, open_sink
+from tidegate.server.delivery.plan import FeedPlan, Paths
 from tidegate.server.node import Node
-from tidegate.server.owner_sink import SinkThread, open_sink
-from tidegate.server.peers import Peers
-from tidegate.server.processor_link import ProcessorLink
-from tidegate.server.replication import Replication
+from tidegate.server.owner.peers import Peers
+from tidegate.server.owner.processor_link import ProcessorLink
+from tidegate.server.owner.record import FeedRecord
+from tidegate.server.owner.replication import Replication
+from tidegate.server.owner.shares import FeedShares
+from tidegate.server.supervision.jobs import Jobs
 from tidegate.sink.kafka import sink as kafka
 from tidegate.sink.kafka import slot
 

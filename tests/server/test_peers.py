@@ -20,8 +20,8 @@ from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
-from tidegate.server.peers import FORGIVEN_S, SHUN_MAX_S, SHUN_S, SILENT_S, Peer, Peers
-from tidegate.server.processor_reports import PartFailed, ProcessorReports, RecordsOver, Restarted
+from tidegate.server.owner.peers import FORGIVEN_S, SHUN_MAX_S, SHUN_S, SILENT_S, Peer, Peers
+from tidegate.server.owner.processor_reports import PartFailed, ProcessorReports, RecordsOver, Restarted
 
 ALL = Span(b"", b"")
 

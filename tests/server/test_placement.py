@@ -8,8 +8,8 @@ from typing import Any
 
 from tidegate.control.metadata import Delete, KeyValue, Put
 from tidegate.etcd.election import drained_prefix
-from tidegate.server.feeds import Feeds
-from tidegate.server.placement import DRAINED_S, Placement
+from tidegate.server.changefeeds.feeds import Feeds
+from tidegate.server.changefeeds.placement import DRAINED_S, Placement
 
 
 class Node:

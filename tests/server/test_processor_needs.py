@@ -16,8 +16,8 @@ from tidegate.control.messages import Dispatch, FromProcessor, Header, Sync, Wis
 from tidegate.control.metadata import FeedId
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
-from tidegate.server.processor import FeedProcessor
-from tidegate.server.pulse import Pulse
+from tidegate.server.processor.processor import FeedProcessor
+from tidegate.server.pulling.pulse import Pulse
 
 
 def asked(sequence: int, wish: Wish, *, checkpoint: int, needed: int) -> bytes:

@@ -10,8 +10,8 @@ import pytest
 
 from tidegate.control.metadata import FeedId
 from tidegate.eventstore.floors import FLOORS, FloorPage
-from tidegate.server import pulse
-from tidegate.server.pulse import (
+from tidegate.server.pulling import pulse
+from tidegate.server.pulling.pulse import (
     CALM_S,
     CALM_WAKES_A_S,
     CALMER_S,

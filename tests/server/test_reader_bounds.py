@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidegate.disk import Ballast
-from tidegate.server.reader_bounds import ReaderBounds
+from tidegate.server.processor.reader_bounds import ReaderBounds
 
 
 class SlowFile:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tidegate.model.reports import SpanStatus
-from tidegate.server.reader_floor import DROP_AFTER_S, FLOOR_S, ReaderFloor
-from tidegate.server.span_loads import LOADS_MAX, WEIGH_S, SpanLoads
+from tidegate.server.processor.reader_floor import DROP_AFTER_S, FLOOR_S, ReaderFloor
+from tidegate.server.processor.span_loads import LOADS_MAX, WEIGH_S, SpanLoads
 
 
 def test_segments_go_only_after_batches_of_the_earlier_file_ended() -> None:

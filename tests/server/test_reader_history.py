@@ -10,9 +10,9 @@ from tests.small_tables import ID, _info, number, text
 
 from tidegate.control.metadata import FeedId
 from tidegate.errors import InvalidInput
-from tidegate.server.new_feed import Refused
-from tidegate.server.reader_history import History, Query, check_columns, rules_of
-from tidegate.server.readers import Ticket, _seal
+from tidegate.server.changefeeds.new_feed import Refused
+from tidegate.server.changefeeds.reader_history import History, Query, check_columns, rules_of
+from tidegate.server.changefeeds.readers import Ticket, _seal
 from tidegate.sink.reader.changes import Definition
 
 RULE = "`shop`.`acc`"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.server.test_capture import Running, bank, capture, work
 
-from tidegate.server import readers
+from tidegate.server.changefeeds import readers
 from tidegate.workload.bank import BankWorkload
 
 __all__ = ["bank", "capture"]

@@ -13,8 +13,9 @@ from tests.server.test_capture import Running, check_order, wait_for
 
 from tidegate.eventstore import store_view
 from tidegate.kvclient.pd import PdClient
-from tidegate.server import catalogues, reader_floor, upkeep
-from tidegate.server.catalogues import DDL_SPAN_ID
+from tidegate.server.catalogue import catalogues
+from tidegate.server.catalogue.catalogues import DDL_SPAN_ID
+from tidegate.server.processor import reader_floor, upkeep
 from tidegate.tidb.sql.restore import outgoing
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.load import Loader

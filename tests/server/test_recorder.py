@@ -14,8 +14,8 @@ from tidegate.control.barrier import Barrier
 from tidegate.control.owner import Owner
 from tidegate.control.trace import OWNER, replay
 from tidegate.model.span import Span
-from tidegate.server import recorder
-from tidegate.server.recorder import Recorder, segments
+from tidegate.server.captures import recorder
+from tidegate.server.captures.recorder import Recorder, segments
 
 
 def owner_in(record: Recorder, name: str = "default/one") -> Owner:

@@ -27,11 +27,11 @@ from tidegate.eventstore.span_store import SpanStore
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
-from tidegate.server.feed_plan import BoundsFile
-from tidegate.server.processor import FeedProcessor
-from tidegate.server.puller_process import store_dir
-from tidegate.server.pulse import Pulse
-from tidegate.server.reader_floor import DROP_AFTER_S, FLOOR_S
+from tidegate.server.delivery.plan import BoundsFile
+from tidegate.server.processor.processor import FeedProcessor
+from tidegate.server.processor.reader_floor import DROP_AFTER_S, FLOOR_S
+from tidegate.server.pulling.puller_process import store_dir
+from tidegate.server.pulling.pulse import Pulse
 from tidegate.workload.bank import BankWorkload
 
 __all__ = ["bank", "capture"]
@@ -137,10 +137,10 @@ def test_events_stay_while_workers_still_begin_at_an_earlier_ts(
 @pytest.fixture
 def released_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("FLOOR_S", 0.1), ("DROP_AFTER_S", 0.2)):
-        monkeypatch.setattr(f"tidegate.server.reader_floor.{name}", seconds)
+        monkeypatch.setattr(f"tidegate.server.processor.reader_floor.{name}", seconds)
     for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
-        monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
-    monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
+        monkeypatch.setattr(f"tidegate.server.catalogue.catalogues.{name}", seconds)
+    monkeypatch.setattr("tidegate.server.changefeeds.housekeeping.HOUSEKEEPING_S", 0.1)
 
 
 def manifests(capture: Running) -> list[Manifest]:

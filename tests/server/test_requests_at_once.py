@@ -17,9 +17,9 @@ from tidegate.control.messages import Wish
 from tidegate.control.metadata import FeedError, FeedId
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.feed import Feed
-from tidegate.server.new_feed import check_new
-from tidegate.server.reactor import Reactor
+from tidegate.server.changefeeds.new_feed import check_new
+from tidegate.server.changefeeds.reactor import Reactor
+from tidegate.server.owner.feed import Feed
 from tidegate.workload.bank import BankWorkload
 
 pytestmark = pytest.mark.integration
@@ -66,7 +66,7 @@ def test_a_second_feed_is_created_without_reading_upstreams_catalogue(
     def read(*_: Any) -> Any:
         raise AssertionError("upstream's catalogue was read")
 
-    monkeypatch.setattr("tidegate.server.feed_creation.load_catalogue", read)
+    monkeypatch.setattr("tidegate.server.changefeeds.creation.load_catalogue", read)
     made = capture.create("two")
     assert made["http"] == 200
     assert made["config"]["tidegate"]["ids_per_stripe"] == 1

@@ -23,8 +23,8 @@ from tidegate.model.schema import Kind
 from tidegate.mounter import bases
 from tidegate.mounter.bases import Base
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID, Catalogues
-from tidegate.server.schema_tracker import SchemaTracker, table_task
+from tidegate.server.catalogue.catalogues import DDL_SPAN, DDL_SPAN_ID, Catalogues
+from tidegate.server.catalogue.schema_tracker import SchemaTracker, table_task
 from tidegate.tidb import keys, row
 from tidegate.tidb.ddl_job import DdlJob
 from tidegate.tidb.sql.restore import restore

@@ -25,10 +25,10 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.kvclient.upstream_control import UpstreamControl
 from tidegate.model.span import Span, span_id
-from tidegate.server.arrivals import Arrivals
-from tidegate.server.catalogues import DDL_SPAN_ID
-from tidegate.server.puller_process import store_dir
-from tidegate.server.spans import OwnerOf
+from tidegate.server.catalogue.catalogues import DDL_SPAN_ID
+from tidegate.server.processor.arrivals import Arrivals
+from tidegate.server.pulling.puller_process import store_dir
+from tidegate.server.pulling.spans import OwnerOf
 from tidegate.tidb import keys, record
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
@@ -43,11 +43,11 @@ SPAN = Span(b"a", b"b")
 @pytest.fixture(autouse=True)
 def segments_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("FLOOR_S", 0.1), ("DROP_AFTER_S", 0.2)):
-        monkeypatch.setattr(f"tidegate.server.reader_floor.{name}", seconds)
+        monkeypatch.setattr(f"tidegate.server.processor.reader_floor.{name}", seconds)
     for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
-        monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
-    monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
-    monkeypatch.setattr("tidegate.server.upkeep.UPKEEP_S", 0.1)
+        monkeypatch.setattr(f"tidegate.server.catalogue.catalogues.{name}", seconds)
+    monkeypatch.setattr("tidegate.server.changefeeds.housekeeping.HOUSEKEEPING_S", 0.1)
+    monkeypatch.setattr("tidegate.server.processor.upkeep.UPKEEP_S", 0.1)
 
 
 def dropped(capture: Running, ts: int) -> bool:
@@ -119,7 +119,7 @@ def test_a_stalled_feed_makes_way_before_the_others_stall(
     trouble: str,
 ) -> None:
     """Its undelivered rows would fill the event store, and its tables are theirs, too."""
-    monkeypatch.setattr("tidegate.server.spans.STALLED_S", 4.0)
+    monkeypatch.setattr("tidegate.server.pulling.spans.STALLED_S", 4.0)
     capture = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", event_store_bytes=1_600_000)
     try:
         begin_two(capture, bank, pd)

@@ -14,10 +14,19 @@ from tidegate.control.grants import GRANTS_MAX, Grant, GrantedRange
 from tidegate.control.messages import Dispatch, Header, Wish
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
+from tidegate.server.catalogue.stripes import table_task
 from tidegate.server.node import Node
-from tidegate.server.peers import CUT_OFF_S, FORGIVEN_S, JOIN_S, SHUN_S, SILENT_S, WARM_MAX_S, Peer, Peers
-from tidegate.server.sharing import BALANCE_S, WORTH, Sharing
-from tidegate.server.stripes import table_task
+from tidegate.server.owner.peers import (
+    CUT_OFF_S,
+    FORGIVEN_S,
+    JOIN_S,
+    SHUN_S,
+    SILENT_S,
+    WARM_MAX_S,
+    Peer,
+    Peers,
+)
+from tidegate.server.owner.sharing import BALANCE_S, WORTH, Sharing
 
 ALL = Span(b"", b"")
 TABLES = [table_task(table, 1) for table in (10, 20, 30, 40)]

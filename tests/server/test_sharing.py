@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from tidegate.cli.main import app as command_line
 from tidegate.control.metadata import FeedId, grant_key
 from tidegate.control.trace import replay
-from tidegate.server import feed_shares
-from tidegate.server.coming_ranges import ComingRanges
-from tidegate.server.message_client import MessageClient
-from tidegate.server.peers import SILENT_S
-from tidegate.server.recorder import segments
+from tidegate.server.captures.message_client import MessageClient
+from tidegate.server.captures.recorder import segments
+from tidegate.server.owner import shares as feed_shares
+from tidegate.server.owner.peers import SILENT_S
+from tidegate.server.processor.coming_ranges import ComingRanges
 from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.tls import Tls
@@ -40,7 +40,7 @@ def fenced(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     found: list[set[str]] = []
     monkeypatch.setattr(feed_shares, "fence_writers", lambda plan, writers, alive: found.append(set(writers)))
     monkeypatch.setattr(KafkaSink, "fence", lambda self, writers, prove: found.append(set(writers)))
-    monkeypatch.setattr("tidegate.server.able_captures.JOIN_S", 0.5)
+    monkeypatch.setattr("tidegate.server.owner.able_captures.JOIN_S", 0.5)
     return found
 
 
@@ -179,7 +179,7 @@ def test_a_capture_that_holds_its_session_but_is_silent_is_left_behind(
     start: Start, bank: BankWorkload, fenced: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As TiCDC waits for ever for a capture that is leased and cannot be reached."""
-    monkeypatch.setattr("tidegate.server.peers.SILENT_S", SILENT_S / 4)
+    monkeypatch.setattr("tidegate.server.owner.peers.SILENT_S", SILENT_S / 4)
     first, second = start("a"), start("b")
     assert first.create("one")["http"] == 200
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
@@ -254,7 +254,7 @@ def test_a_capture_is_drained_and_given_ranges_again(
             seen.append((machine.received, len(spans.held), len(machine.spans.tasks)))
 
     monkeypatch.setattr(ComingRanges, "look", noted)
-    monkeypatch.setattr("tidegate.server.opening.NEEDS_S", 0.1)
+    monkeypatch.setattr("tidegate.server.processor.opening.NEEDS_S", 0.1)
     shown = tidegate("capture", "drain", first.capture.id, "--server", second.address)
     assert "has nothing left" in shown
     wait_for(lambda: list(shares(first)) == [second.address], "the owner is drained, and owns it still")

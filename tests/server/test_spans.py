@@ -26,13 +26,13 @@ from tidegate.model.reports import (
 from tidegate.model.span import span_id
 from tidegate.model.timestamp import MAX
 from tidegate.puller.region_feed import Reason
-from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
-from tidegate.server.feed_pipeline import PIPELINE_STARTS
-from tidegate.server.opening import Opening
-from tidegate.server.processor import FeedProcessor
-from tidegate.server.puller_process import status_reports
-from tidegate.server.space_release import SpaceRelease
-from tidegate.server.spans import STALLED_S, OwnerOf, SpanRegistry
+from tidegate.server.catalogue.catalogues import DDL_SPAN, DDL_SPAN_ID
+from tidegate.server.processor.opening import Opening
+from tidegate.server.processor.pipeline import PIPELINE_STARTS
+from tidegate.server.processor.processor import FeedProcessor
+from tidegate.server.processor.space_release import SpaceRelease
+from tidegate.server.pulling.puller_process import status_reports
+from tidegate.server.pulling.spans import STALLED_S, OwnerOf, SpanRegistry
 from tidegate.tidb import keys
 
 ONE, TWO = FeedId("default", "one"), FeedId("default", "two")

@@ -13,8 +13,8 @@ from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.model.span import span_id
-from tidegate.server.schema_tracker import load_catalogue
-from tidegate.server.stripes import STRIPES, Stripes, chosen_width, ids_of, spans_json, table_task
+from tidegate.server.catalogue.schema_tracker import load_catalogue
+from tidegate.server.catalogue.stripes import STRIPES, Stripes, chosen_width, ids_of, spans_json, table_task
 from tidegate.tidb import keys
 from tidegate.workload.bank import BankWorkload
 
@@ -192,7 +192,7 @@ def test_rows_of_an_unwanted_neighbour_delay_nothing_and_are_not_sent(
 def test_a_bound_that_no_row_waits_for_is_not_written_down(
     bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.server.reader_floor.FLOOR_S", 3600.0)
+    monkeypatch.setattr("tidegate.server.processor.reader_floor.FLOOR_S", 3600.0)
     capture.create("one")
     capture.wait_checkpoint("one", pd.tso())
     file = capture.data_dir / "feeds" / "default" / "one" / "bounds.json"

@@ -25,9 +25,9 @@ from tidegate.model.reports import (
     Watch,
 )
 from tidegate.model.span import Span
-from tidegate.server import supervisor
-from tidegate.server.processes import described
-from tidegate.server.supervisor import Connection, ControlSocket, spawn
+from tidegate.server.supervision import supervisor
+from tidegate.server.supervision.processes import described
+from tidegate.server.supervision.supervisor import Connection, ControlSocket, spawn
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
@@ -130,7 +130,7 @@ def test_a_child_that_will_not_end_is_killed_with_its_children(tmp_path: Path) -
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys, pathlib\n"
-        "from tidegate.server.supervisor import spawn\n"
+        "from tidegate.server.supervision.supervisor import spawn\n"
         "async def main():\n"
         "    child = await spawn('sleeper', sys.argv[2:], pathlib.Path(sys.argv[1]))\n"
         "    print(child.pid, flush=True)\n"

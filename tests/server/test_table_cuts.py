@@ -11,8 +11,8 @@ from tidegate.config.settings import ReplicaConfig, SchedulerConfig
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.config.values import TABLE_CUTS_MAX
 from tidegate.errors import InvalidInput
-from tidegate.server.new_feed import with_spans_of
-from tidegate.server.table_cuts import PIECES, chosen_cuts
+from tidegate.server.catalogue.table_cuts import PIECES, chosen_cuts
+from tidegate.server.changefeeds.new_feed import with_spans_of
 from tidegate.tidb import keys
 
 ON = SchedulerConfig(enable_table_across_nodes=True, region_threshold=4, region_count_per_span=2)

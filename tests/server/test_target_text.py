@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tidegate.model.ddl import DdlEvent
-from tidegate.server.target_text import for_targets
+from tidegate.server.catalogue.target_text import for_targets
 from tidegate.tidb.sql import lexer
 
 

@@ -11,9 +11,9 @@ from tests.server.test_capture import Running, bank, capture, check_order, wait_
 from tidegate.errors import Fenced, Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.mounter import bases
-from tidegate.pipeline.feed import LOAD_FILE, Bounds, FeedSpec
-from tidegate.server.initial_load import plan_load
-from tidegate.server.schema_tracker import table_task
+from tidegate.pipeline.exchange.feed import LOAD_FILE, Bounds, FeedSpec
+from tidegate.server.catalogue.schema_tracker import table_task
+from tidegate.server.delivery.initial_load import plan_load
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 

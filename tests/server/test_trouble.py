@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 from tidegate.cli.main import app as command_line
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.catalogues import DDL_SPAN_ID, Catalogues
-from tidegate.server.owner_sink import open_owner
+from tidegate.server.catalogue.catalogues import DDL_SPAN_ID, Catalogues
+from tidegate.server.delivery.owner_sink import open_owner
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 

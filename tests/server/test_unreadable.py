@@ -13,7 +13,7 @@ from tests.server.test_gc_safepoint import Watched, service_id, watched
 from tidegate.control.metadata import FeedId, Put, feed_key
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.unreadable import NOT_KNOWN, UnreadableFeed
+from tidegate.server.changefeeds.unreadable import NOT_KNOWN, UnreadableFeed
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -67,7 +67,10 @@ def test_one_that_cannot_be_read_ends_no_capture_and_keeps_its_history(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, seconds in (("control.gc.REFRESH_S", 0), ("server.housekeeping.HOUSEKEEPING_S", 0.1)):
+    for name, seconds in (
+        ("control.gc.REFRESH_S", 0),
+        ("server.changefeeds.housekeeping.HOUSEKEEPING_S", 0.1),
+    ):
         monkeypatch.setattr(f"tidegate.{name}", seconds)
     for name, seconds in (("catalogues.SAVE_REST", 1), ("catalogues.RENAME_S", 0.1)):
         monkeypatch.setattr(f"tidegate.server.{name}", seconds)  # what PD holds follows them

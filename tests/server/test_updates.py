@@ -28,8 +28,8 @@ from tidegate.control.metadata import (
 )
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.feed_updates import FIXED
-from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.changefeeds.updates import FIXED
+from tidegate.server.metadata.sqlite import SqliteMetadata
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -129,8 +129,8 @@ def test_what_the_command_says_of_an_update_holds_no_password(capture: Running, 
     [
         ("tidegate.api.changefeeds.check_new", "POST", "/changefeeds"),
         ("tidegate.api.changefeeds.merge_config", "POST", "/verify_table"),
-        ("tidegate.server.feed_updates.check_new", "PUT", "/changefeeds/one"),
-        ("tidegate.server.new_feed.split_tables", "POST", "/get_all_tables"),
+        ("tidegate.server.changefeeds.updates.check_new", "PUT", "/changefeeds/one"),
+        ("tidegate.server.changefeeds.new_feed.split_tables", "POST", "/get_all_tables"),
     ],
 )
 def test_others_are_answered_while_a_request_is_checked(

@@ -26,13 +26,13 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
-from tidegate.server.feed_plan import Paths
-from tidegate.server.owner_ddl import OwnerDdl
-from tidegate.server.owner_effects import OwnerEffects
-from tidegate.server.processor import FeedProcessor
-from tidegate.server.pulse import CALMER_S, RESTS, Pulse
-from tidegate.server.replication import TICK_S, WATCH_S, Replication
-from tidegate.server.schema_tracker import load_catalogue
+from tidegate.server.catalogue.schema_tracker import load_catalogue
+from tidegate.server.delivery.plan import Paths
+from tidegate.server.owner.ddl import OwnerDdl
+from tidegate.server.owner.effects import OwnerEffects
+from tidegate.server.owner.replication import TICK_S, WATCH_S, Replication
+from tidegate.server.processor.processor import FeedProcessor
+from tidegate.server.pulling.pulse import CALMER_S, RESTS, Pulse
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
@@ -275,7 +275,7 @@ def test_a_processor_is_woken_by_floors_that_move_while_it_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By itself: its owner may be another machine's, and looks at no page of floors here."""
-    monkeypatch.setattr("tidegate.server.opening.FeedDdl", lambda *given: OpenDdl())
+    monkeypatch.setattr("tidegate.server.processor.opening.FeedDdl", lambda *given: OpenDdl())
     spans = SimpleNamespace(release=lambda feed, forget, but: None, within=lambda feed, ranges: frozenset())
     spans.needed, spans.behind = (lambda feed, rows, ddl: None), lambda feed, floors: MAX
     node: Any = SimpleNamespace(cluster=1, capture="a", shared="", epoch=1, pulse=Pulse())
@@ -317,7 +317,7 @@ def test_rows_ddl_and_checkpoints_need_only_the_ticks_that_events_cause(
     bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were one wake-up missing, the rest would end it after a while, and nobody would know."""
-    monkeypatch.setattr("tidegate.server.pulse.RESTS", 3600.0)
+    monkeypatch.setattr("tidegate.server.pulling.pulse.RESTS", 3600.0)
     early = bank.stats.ddls
     capture.create("one", start_ts=pd.tso())
     work(bank, 400)
@@ -338,7 +338,7 @@ def test_rows_in_a_stripe_with_a_lock_need_only_ticks_that_events_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The stripe's floor does not rise; only its manifest shows the others' rows."""
-    monkeypatch.setattr("tidegate.server.pulse.RESTS", 3600.0)
+    monkeypatch.setattr("tidegate.server.pulling.pulse.RESTS", 3600.0)
     start_ts = pd.tso()
     ids = {table.name: table.id for table in load_catalogue(pd, start_ts).entries(start_ts)}
     locked, wanted = ids["bank.accounts"], ids["bank.orders"]

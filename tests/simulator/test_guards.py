@@ -19,7 +19,7 @@ from tests.control.sharing import PATCHES
 
 from tidegate.control.barrier import Barrier
 from tidegate.etcd.session import LocalLease
-from tidegate.server.peers import Peer
+from tidegate.server.owner.peers import Peer
 from tidegate.simulator.guards import GUARDS
 from tidegate.simulator.run import RunOutcome, Simulation
 from tidegate.simulator.scenarios import SCENARIOS, Scenario

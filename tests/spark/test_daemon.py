@@ -42,7 +42,7 @@ import sys, tempfile
 from pathlib import Path
 from numba import config
 from tidegate import kernel
-from tidegate.pipeline import kept
+from tidegate.pipeline.worker import kept
 from tidegate.dispatcher import kernels
 
 def loaded():

@@ -39,6 +39,6 @@ def test_refused_words_and_openings_are_found() -> None:
 
 def test_a_phrase_is_allowed_in_its_files_alone() -> None:
     text = "start-ts 5 lies in the future"
-    assert not refused_words("src/tidegate/server/feed_creation.py", text)
+    assert not refused_words("src/tidegate/server/changefeeds/creation.py", text)
     assert refused_words("docs/trouble.md", text)
     assert not refused_words("page.md", "a number that stands for a text")

@@ -22,7 +22,7 @@ from tidegate.api import captures, changefeeds, forward, messages, operations, r
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.server.capture import Capture
-from tidegate.server.new_feed import Refused
+from tidegate.server.changefeeds.new_feed import Refused
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from tidegate.api.requests import feed_of
 from tidegate.api.status import capture_of
-from tidegate.server.new_feed import Refused
+from tidegate.server.changefeeds.new_feed import Refused
 
 
 async def show_all(request: Request) -> Response:

@@ -34,7 +34,7 @@ from tidegate.control.metadata import FeedId
 from tidegate.control.synced import synced
 from tidegate.errors import InvalidInput
 from tidegate.filter.tables import why_ineligible
-from tidegate.server.new_feed import Refused, check_new, tables_at, weak_orders
+from tidegate.server.changefeeds.new_feed import Refused, check_new, tables_at, weak_orders
 
 DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
 

@@ -15,13 +15,13 @@ from tidegate.api.status import capture_of
 from tidegate.control.metadata import FeedError
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.table_version import TableVersion
-from tidegate.server import initial_load
 from tidegate.server.capture import Capture
-from tidegate.server.feed import Feed
-from tidegate.server.new_feed import SHOWN_TABLES
+from tidegate.server.changefeeds.new_feed import SHOWN_TABLES
+from tidegate.server.changefeeds.unreadable import NOT_KNOWN, UnreadableFeed
+from tidegate.server.delivery import initial_load
 from tidegate.server.node import Node
-from tidegate.server.sharing import Proposal
-from tidegate.server.unreadable import NOT_KNOWN, UnreadableFeed
+from tidegate.server.owner.feed import Feed
+from tidegate.server.owner.sharing import Proposal
 from tidegate.sink.reader.changes import ReaderProgress
 
 UNREADABLE: Final = "unreadable"

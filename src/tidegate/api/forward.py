@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from tidegate.api.status import starting_capture_of
 from tidegate.errors import Retryable
-from tidegate.server.message_client import peer_client, scheme
+from tidegate.server.captures.message_client import peer_client, scheme
 
 PASSED_ON: Final = "x-tidegate-passed-on"
 KEPT: Final = ("authorization", "content-type", "accept")

@@ -1,4 +1,5 @@
-"""Messages between the captures of a cluster (`server.message_client` sends them): POST /api/v2/messages.
+"""Messages between the captures of a cluster (`server.captures.message_client` sends them): POST
+/api/v2/messages.
 
 A capture accepts them also while it is a standby, because it works for changefeeds of another owner.
 """
@@ -13,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from tidegate.api.status import starting_capture_of
 from tidegate.errors import InvalidInput, Retryable, TidegateError
-from tidegate.server.message_client import CLUSTER, SENDER
+from tidegate.server.captures.message_client import CLUSTER, SENDER
 
 MESSAGES_MAX: Final = 8192
 """The most messages in one request."""

@@ -1,4 +1,4 @@
-"""Readers over HTTP: the requests of `spark.readStream.format("tidegate")` (`server.readers`).
+"""Readers over HTTP: the requests of `spark.readStream.format("tidegate")` (`server.changefeeds.readers`).
 
 Pieces are sent as frames: number and length, 8 bytes each, big endian, then an Arrow IPC stream; two zeros
 end them. A client with a ticket needs no token, because executors get only tickets.
@@ -22,8 +22,8 @@ from tidegate.api.requests import body_of, number
 from tidegate.api.status import capture_of
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedId
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.server.reader_history import Query
-from tidegate.server.readers import Readers, Ticket, numbers_of, piece_of
+from tidegate.server.changefeeds.reader_history import Query
+from tidegate.server.changefeeds.readers import Readers, Ticket, numbers_of, piece_of
 from tidegate.sink.reader.changes import Changes
 
 WAIT_MS_MAX: Final = 10_000

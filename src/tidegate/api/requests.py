@@ -11,7 +11,7 @@ from tidegate.api.bounds import check_bounds
 from tidegate.api.status import capture_of
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedId
 from tidegate.errors import InvalidInput
-from tidegate.server.feed import Feed
+from tidegate.server.owner.feed import Feed
 
 _FORM: Final = "send a JSON object, or no body"
 

@@ -25,7 +25,7 @@ from tidegate.api.listening import address_of, server_config
 from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.log import event
 from tidegate.server.capture import Capture, Options
-from tidegate.server.membership import AGAIN_S
+from tidegate.server.captures.membership import AGAIN_S
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ def place_of(
             "database) or --folder of a consumer",
         )
     if data_dir is not None:
-        from tidegate.pipeline.replay import quarantine_of
+        from tidegate.pipeline.worker.replay import quarantine_of
 
         if not changefeed:
             raise InvalidInput("no changefeed is named", fix="give --changefeed-id")

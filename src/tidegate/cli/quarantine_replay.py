@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def of_capture(data_dir: Path) -> Callable[[QuarantineLine], Replayed]:
     """A function that decodes entries of a changefeed, with the tables that its capture knows."""
     from tidegate.consumer.replay import Replayed
-    from tidegate.pipeline.replay import Catalogue
-    from tidegate.pipeline.replay import replay as decode
+    from tidegate.pipeline.worker.replay import Catalogue
+    from tidegate.pipeline.worker.replay import replay as decode
     from tidegate.sink.quarantine import still_bad
 
     catalogue = Catalogue(data_dir)

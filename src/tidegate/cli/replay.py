@@ -46,7 +46,7 @@ def replay(
 
 def _files(path: Path) -> list[Path]:
     """The records that a path means, at least one. Raises InvalidInput."""
-    from tidegate.server.recorder import segments
+    from tidegate.server.captures.recorder import segments
 
     with _readable(path):
         found = segments(path) if path.is_dir() else [path]

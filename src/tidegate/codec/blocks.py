@@ -15,10 +15,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.codec import job_kernels, kernels
 from tidegate.codec.base import CodecOptions, too_large
 from tidegate.codec.fitting import encode_fitting
-from tidegate.codec.json_text import go_printable
+from tidegate.codec.formats.json_text import go_printable
+from tidegate.codec.kernels import encode_kernels as kernels
+from tidegate.codec.kernels import job_kernels
 from tidegate.codec.large import LargeOptions
 from tidegate.codec.plan import Bound, EncodePlan
 from tidegate.codec.registry import codec_of

@@ -1,9 +1,9 @@
 """Decodes batches of messages: learns templates from the plain decoder, and cuts out values with kernels.
 
 The first row of a table (and column set) goes through the plain decoder. From its result a template of the
-table's messages is made. Then `codec.match_kernels` and `codec.decode_kernels` match and cut every further
-row of the same form. Messages that match no template are decoded plainly, one by one, so that results never
-depend on the templates.
+table's messages is made. Then `codec.kernels.match_kernels` and `codec.kernels.decode_kernels` match and cut
+every further row of the same form. Messages that match no template are decoded plainly, one by one, so that
+results never depend on the templates.
 
 Tables with the same columns are cut together, into one record batch; each table gets a slice of it: so a
 batch of messages costs little for each table in it, and the cost per column arises once per set of columns.
@@ -26,19 +26,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.codec import batch_kernels, match_kernels, sums, template_kernels
-from tidegate.codec import decode_kernels as kernels
-from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import Batch, BinaryColumn, CodecOptions, Decoded, DecodedTable, Decoder, WireColumn
-from tidegate.codec.compiled import CompiledTemplate, Routes, compiled
-from tidegate.codec.compression import NONE
+from tidegate.codec.decoding import sums
+from tidegate.codec.decoding.assemble import RowKey
+from tidegate.codec.decoding.compiled import CompiledTemplate, Routes, compiled
+from tidegate.codec.decoding.joined import join, key_of
+from tidegate.codec.decoding.opening import opening
+from tidegate.codec.decoding.template import CellForm, DecodeForm
 from tidegate.codec.entry import ReadCodec
-from tidegate.codec.joined import join, key_of
+from tidegate.codec.formats.compression import NONE
+from tidegate.codec.kernels import batch_kernels, match_kernels, template_kernels
+from tidegate.codec.kernels import decode_kernels as kernels
+from tidegate.codec.kernels.layout_kernels import MESSAGE_KEY, MESSAGE_VALUE
 from tidegate.codec.large import LargeOptions
-from tidegate.codec.layout_kernels import MESSAGE_KEY, MESSAGE_VALUE
-from tidegate.codec.opening import opening
 from tidegate.codec.registry import reader_of
-from tidegate.codec.template import CellForm, DecodeForm
 from tidegate.kernel import PAD, address
 from tidegate.model.cells import DELETE, INSERT
 

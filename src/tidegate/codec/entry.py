@@ -13,10 +13,10 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
 from tidegate.codec.base import Batch, CodecOptions, Decoded, Decoder, Encoder
+from tidegate.codec.decoding.template import DecodeForm
 from tidegate.codec.large import Large
 from tidegate.codec.plan import EncodePlan
 from tidegate.codec.schema_book import SchemaBook, Subject
-from tidegate.codec.template import DecodeForm
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.schema import TableSchema

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.codec.base import RECORD_OVERHEAD, RowTooLargeError
-from tidegate.codec.compression import NONE, compressed
-from tidegate.codec.json_text import std_string
+from tidegate.codec.formats.compression import NONE, compressed
+from tidegate.codec.formats.json_text import std_string
 from tidegate.codec.large import PLACE, Large, LargeOptions, Sent, bare, fitted, in_words
 from tidegate.model.cells import DELETE, RowBlock, take
 from tidegate.model.message import MessageBlock

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.codec import kv_kernels
 from tidegate.codec.base import CodecOptions
+from tidegate.codec.kernels import kv_kernels
 from tidegate.codec.registry import key_codec_of
 from tidegate.kernel import address, buffer
 from tidegate.model.message import MessageBlock

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import orjson
 
 from tidegate.codec.base import CodecOptions, one_of, too_large
-from tidegate.codec.compression import LZ4, NONE, SNAPPY
+from tidegate.codec.formats.compression import LZ4, NONE, SNAPPY
 from tidegate.errors import InvalidInput
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import TableSchema

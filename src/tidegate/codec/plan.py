@@ -1,4 +1,5 @@
-"""A table's encode plan: what `codec.kernels` needs to know of one table version under given options.
+"""A table's encode plan: what `codec.kernels.encode_kernels` needs to know of one table version under given
+options.
 
 A protocol builds the plan with a `Writer`: text, values, and the text after them, first for the key and then
 for each operation. All constants are in one run of bytes. Pieces refer to it by offset, until
@@ -14,7 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.codec import connect_kernels, job_kernels, kernels, piece_kernels
+from tidegate.codec.kernels import connect_kernels, job_kernels, piece_kernels
+from tidegate.codec.kernels import encode_kernels as kernels
 from tidegate.errors import InvalidInput
 from tidegate.kernel import address, buffer
 from tidegate.model.cells import DELETE, INSERT, UPDATE

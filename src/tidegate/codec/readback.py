@@ -25,13 +25,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.codec import sums
-from tidegate.codec.assemble import DecodeError
 from tidegate.codec.base import BadMessage, Batch, CodecOptions, Decoded, DecodedTable
 from tidegate.codec.decode import decoder
+from tidegate.codec.decoding import sums
+from tidegate.codec.decoding.assemble import DecodeError
+from tidegate.codec.decoding.opening import in_pieces
 from tidegate.codec.entry import Loss
 from tidegate.codec.large import in_words
-from tidegate.codec.opening import in_pieces
 from tidegate.codec.registry import codec_of, unverified
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.model.cells import DELETE, INSERT, NULL, UPDATE, Image, RowBlock

@@ -2,7 +2,7 @@
 
 The store has a subset of etcd's data model: keys with a create and a modification revision, one global
 revision that each successful transaction raises by one, and transactions that compare revisions first.
-`server.metadata_sqlite` implements it on one node, `etcd.metadata` for several captures.
+`server.metadata.sqlite` implements it on one node, `etcd.metadata` for several captures.
 
 Keys (cluster is PD's cluster id):
 

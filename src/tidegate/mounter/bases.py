@@ -7,7 +7,8 @@ A base has the catalogue for an interval without DDL, from `since` to `ts`, whic
 The DDL span of the event store has the jobs after `ts`. A base and these jobs together give the catalogue at
 any later ts. A base serves every ts at or above its `since`; if there are several, the last one is used.
 Within its interval a base is valid for every changefeed: if a job was refused, the next base is read from
-upstream (`server.catalogues`), so that a changefeed that begins after the job does not miss its effect.
+upstream (`server.catalogue.catalogues`), so that a changefeed that begins after the job does not miss its
+effect.
 
 The control process writes and removes bases; each process of a capture maps them. Pure, except for reading
 files.

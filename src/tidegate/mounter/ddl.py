@@ -3,8 +3,8 @@
 `transition(job, catalog)` decides, without changing anything, what a job does to the catalogue and which
 events targets get; `ddl_rules.RULES` has a rule for every action of TiDB. Queries are those that TiCDC
 chooses: the user's own text, except for drop table, rename tables and exchange partition, which are rebuilt
-with full names (docs/formats/ddl.md#the-jobs). Filters read these texts; `server.target_text` restores the
-user's for targets. Called by `schema_store`.
+with full names (docs/formats/ddl.md#the-jobs). Filters read these texts; `server.catalogue.target_text`
+restores the user's for targets. Called by `schema_store`.
 
 Some kinds take effect before they are done (`ddl_early`). And *flashback cluster* must be refused before it
 takes rows and definitions back. Source: TiDB `pkg/ddl/cluster.go`.

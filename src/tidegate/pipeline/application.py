@@ -6,10 +6,10 @@
                                     --> reports, a connection for each incarnation --> control process
 
 Spark starts the workers, one job of one task each, and they stay. A worker asks the host for work
-(`pipeline.host`) and gets descriptors of key ranges. It opens the segments, decodes, dispatches, encodes and
-delivers; the application itself handles no rows. A streaming query, or a Spark job for each batch, would cost
-tens of milliseconds a batch and add nothing: Tidegate itself keeps offsets, admission and restarts, and the
-progress is in the sink.
+(`pipeline.host.host`) and gets descriptors of key ranges. It opens the segments, decodes, dispatches, encodes
+and delivers; the application itself handles no rows. A streaming query, or a Spark job for each batch, would
+cost tens of milliseconds a batch and add nothing: Tidegate itself keeps offsets, admission and restarts, and
+the progress is in the sink.
 
 Exactly-once: a new incarnation first fences every writer of earlier incarnations, then reads the progress
 that was committed with the rows, and resumes there. The control process decides which incarnations run; with
@@ -37,18 +37,18 @@ from pyspark.sql import SparkSession
 from tidegate.errors import TidegateError
 from tidegate.ipc import ControlClient
 from tidegate.model.reports import TO_APPLICATION, ApplicationHello, End, Ended, PipelineHello, Run
-from tidegate.pipeline.cluster import ClusterJobs, cluster_session
-from tidegate.pipeline.failures import failure, known
-from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.host import Host
-from tidegate.pipeline.incarnation import Incarnation
-from tidegate.pipeline.jobs import Jobs, LocalJobs
-from tidegate.pipeline.kept import begin, deliver, rest
-from tidegate.pipeline.load_task import load
-from tidegate.pipeline.service import Service
-from tidegate.pipeline.supply import STARTS_S
-from tidegate.pipeline.timetable import spares_for, workers_for
-from tidegate.pipeline.work import Tasks
+from tidegate.pipeline.exchange.feed import FeedSpec
+from tidegate.pipeline.exchange.work import Tasks
+from tidegate.pipeline.host.failures import failure, known
+from tidegate.pipeline.host.host import Host
+from tidegate.pipeline.host.incarnation import Incarnation
+from tidegate.pipeline.host.jobs import Jobs, LocalJobs
+from tidegate.pipeline.host.supply import STARTS_S
+from tidegate.pipeline.host.timetable import spares_for, workers_for
+from tidegate.pipeline.remote.cluster import ClusterJobs, cluster_session
+from tidegate.pipeline.remote.service import Service
+from tidegate.pipeline.worker.kept import begin, deliver, rest
+from tidegate.pipeline.worker.load_task import load
 from tidegate.spark.session import open_session
 from tidegate.tls import Tls
 

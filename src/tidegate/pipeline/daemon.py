@@ -3,4 +3,4 @@
 from tidegate.spark.daemon import serve
 
 if __name__ == "__main__":
-    serve(("tidegate.pipeline.kept", "tidegate.pipeline.load_task"))
+    serve(("tidegate.pipeline.worker.kept", "tidegate.pipeline.worker.load_task"))

@@ -19,12 +19,12 @@ from tidegate.errors import TidegateError
 from tidegate.ipc import ControlClient
 from tidegate.model.reports import PipelineHello
 from tidegate.pipeline.application import TASKS, cores_of, session
-from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.host import Host
-from tidegate.pipeline.incarnation import Incarnation
-from tidegate.pipeline.jobs import LocalJobs
-from tidegate.pipeline.timetable import workers_for
-from tidegate.pipeline.work import Tasks
+from tidegate.pipeline.exchange.feed import FeedSpec
+from tidegate.pipeline.exchange.work import Tasks
+from tidegate.pipeline.host.host import Host
+from tidegate.pipeline.host.incarnation import Incarnation
+from tidegate.pipeline.host.jobs import LocalJobs
+from tidegate.pipeline.host.timetable import workers_for
 
 
 def run(

@@ -6,9 +6,9 @@ Only one capture can use a data folder (a lock on `DATA_DIR/lock`). At the start
 however long that takes; `waiting_for` says so. A capture that is alone then rewrites the cluster's owner key.
 The key's new revision is the first part of every token that the capture grants, and it guards every write,
 so a capture that was replaced cannot store anything. Captures that share an etcd hold an election instead:
-each runs all its processes and waits until it is the owner (`server.membership`). If its session ends, the
-next capture of the same process takes over the application (`server.capture_process`). Children die with this
-process.
+each runs all its processes and waits until it is the owner (`server.captures.membership`). If its session
+ends, the next capture of the same process takes over the application (`server.captures.capture_process`).
+Children die with this process.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ from tidegate.model.reports import (
     PullerHello,
     Report,
 )
-from tidegate.server import compilation
-from tidegate.server.application import ApplicationCommand
-from tidegate.server.candidacy import Candidacy, until_etcd_answers
-from tidegate.server.capture_process import CaptureProcess
-from tidegate.server.catalogues import Catalogues
-from tidegate.server.data_folder import check_mode
-from tidegate.server.feed_plan import Paths
-from tidegate.server.lifetime import Lifetime
-from tidegate.server.membership import CaptureInfo, Membership, capture_name
-from tidegate.server.message_client import MessageClient
-from tidegate.server.metadata_sqlite import SqliteMetadata
-from tidegate.server.new_feed import Refused as RequestRefused
+from tidegate.server.captures.candidacy import Candidacy, until_etcd_answers
+from tidegate.server.captures.capture_process import CaptureProcess
+from tidegate.server.captures.data_folder import check_mode
+from tidegate.server.captures.lifetime import Lifetime
+from tidegate.server.captures.membership import CaptureInfo, Membership, capture_name
+from tidegate.server.captures.message_client import MessageClient
+from tidegate.server.captures.recorder import Recorder, follow_nothing
+from tidegate.server.catalogue.catalogues import Catalogues
+from tidegate.server.catalogue.schema_tracker import load_catalogue
+from tidegate.server.changefeeds.new_feed import Refused as RequestRefused
+from tidegate.server.changefeeds.reactor import Reactor
+from tidegate.server.changefeeds.readers import Readers
+from tidegate.server.delivery.application import ApplicationCommand
+from tidegate.server.delivery.owner_sink import OpenSink, open_owner
+from tidegate.server.delivery.plan import Paths
+from tidegate.server.metadata.ownership import identified, take_ownership
+from tidegate.server.metadata.sqlite import SqliteMetadata
 from tidegate.server.node import Node
-from tidegate.server.owner_sink import OpenSink, open_owner
-from tidegate.server.ownership import identified, take_ownership
-from tidegate.server.processor_registry import ProcessorRegistry
-from tidegate.server.puller_process import store_dir
-from tidegate.server.pullers import PullerOptions, Pullers
-from tidegate.server.reactor import Reactor
-from tidegate.server.readers import Readers
-from tidegate.server.recorder import Recorder, follow_nothing
-from tidegate.server.schema_tracker import load_catalogue
-from tidegate.server.spans import SpanRegistry
-from tidegate.server.supervisor import Connection
+from tidegate.server.processor.registry import ProcessorRegistry
+from tidegate.server.pulling.puller_process import store_dir
+from tidegate.server.pulling.pullers import PullerOptions, Pullers
+from tidegate.server.pulling.spans import SpanRegistry
+from tidegate.server.supervision import compilation
+from tidegate.server.supervision.supervisor import Connection
 from tidegate.server.tenure import Tenure
 from tidegate.tls import Tls
 

@@ -3,9 +3,10 @@
     open   the catalogue at the checkpoint, and the DDL since then
     look   the DDL that has come since the last look
 
-All views use the capture's one catalogue (`server.catalogues`) as a library. The DDL span of its event store
-keeps it current, and base files save it. The workers start from the same files. Owner and processor have each
-a view and a hold of the DDL span of their own, on one capture too, so neither depends on the other's.
+All views use the capture's one catalogue (`server.catalogue.catalogues`) as a library. The DDL span of its
+event store keeps it current, and base files save it. The workers start from the same files. Owner and
+processor have each a view and a hold of the DDL span of their own, on one capture too, so neither depends on
+the other's.
 
 Upstream's history is held for the base from which the *owner* builds its catalogue (`FeedRecord.needs`). A
 processor must not rely on an older base of its capture, because DDL after that base may be gone upstream.
@@ -25,13 +26,13 @@ from tidegate.filter.feed import FeedFilter
 from tidegate.model.key_range import KeyRange
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX
-from tidegate.server.catalogues import DDL_SPAN
-from tidegate.server.feed_plan import FeedPlan
-from tidegate.server.key_tracker import KeyTracker
+from tidegate.server.catalogue.catalogues import DDL_SPAN
+from tidegate.server.catalogue.key_tracker import KeyTracker
+from tidegate.server.catalogue.schema_tracker import SchemaTracker
+from tidegate.server.catalogue.stripes import Stripes
+from tidegate.server.delivery.plan import FeedPlan
 from tidegate.server.node import Node
-from tidegate.server.schema_tracker import SchemaTracker
-from tidegate.server.spans import Holder, OwnerOf
-from tidegate.server.stripes import Stripes
+from tidegate.server.pulling.spans import Holder, OwnerOf
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -37,14 +37,14 @@ from tidegate.eventstore import store_view
 from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
-from tidegate.server.application import Application
-from tidegate.server.commits import Commits
-from tidegate.server.feed_plan import Paths
-from tidegate.server.message_router import MessageRouter
-from tidegate.server.owner_sink import OpenSink
-from tidegate.server.pulse import Pulse
-from tidegate.server.recorder import Follow, follow_nothing
-from tidegate.server.spans import Captured
+from tidegate.server.captures.message_router import MessageRouter
+from tidegate.server.captures.recorder import Follow, follow_nothing
+from tidegate.server.delivery.application import Application
+from tidegate.server.delivery.owner_sink import OpenSink
+from tidegate.server.delivery.plan import Paths
+from tidegate.server.metadata.commits import Commits
+from tidegate.server.pulling.pulse import Pulse
+from tidegate.server.pulling.spans import Captured
 
 FILES_AT_ONCE: Final = 2
 """Small files that are written at the same time. More would only wait for the same disk."""
@@ -116,7 +116,7 @@ class Node:
     upstream_ms: Callable[[], int] | None = None
     """PD's physical time; None until something asks PD for it regularly."""
     follow: Follow = follow_nothing
-    """Begins to record the decisions of a machine (`server.recorder`)."""
+    """Begins to record the decisions of a machine (`server.captures.recorder`)."""
     ended: Callable[[asyncio.Task[None]], None] = lambda task: None
     """Called when a task that should run as long as the capture has ended."""
     owned: Callable[[], Owned | None] = lambda: None
@@ -305,7 +305,7 @@ class Node:
         return after
 
     async def forget_grants(self, feed: FeedId, grants: Mapping[str, Grant]) -> None:
-        """Delete the grants of a feed under which nothing can be written any more (`feed_removal`).
+        """Delete the grants of a feed under which nothing can be written any more (`changefeeds.removal`).
 
         Later incarnations of a feed of this name begin above those of the deleted grants.
         """

@@ -14,12 +14,12 @@ import logging
 from typing import Final
 
 from tidegate.log import event
-from tidegate.server.candidacy import Candidacy
-from tidegate.server.membership import Resigned
+from tidegate.server.captures.candidacy import Candidacy
+from tidegate.server.captures.membership import Resigned
+from tidegate.server.changefeeds.reactor import Reactor
+from tidegate.server.changefeeds.readers import Readers
 from tidegate.server.node import Node
-from tidegate.server.processor_registry import ProcessorRegistry
-from tidegate.server.reactor import Reactor
-from tidegate.server.readers import Readers
+from tidegate.server.processor.registry import ProcessorRegistry
 
 LOG: Final = logging.getLogger(__name__)
 

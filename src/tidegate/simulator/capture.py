@@ -3,8 +3,9 @@
     control process: session -> register -> campaign -> [processor] [elected: owner] -> session lost -> again
     workers: one for each incarnation; a worker may outlive the control process
 
-The control process joins like `server.membership`: its epoch is the revision of its key, and it trusts its
-lease as `etcd.session.LocalLease` says. When it loses its session, it ends with its workers and starts again.
+The control process joins like `server.captures.membership`: its epoch is the revision of its key, and it
+trusts its lease as `etcd.session.LocalLease` says. When it loses its session, it ends with its workers and
+starts again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from tidegate.errors import Fenced, Retryable
 from tidegate.etcd.election import META, capture_prefix, drained_prefix, owner_prefix
 from tidegate.etcd.session import RENEWALS, LocalLease
 from tidegate.model.timestamp import Timestamp
-from tidegate.server.message_router import MessageRouter
-from tidegate.server.sharing import CAPTURES_S
+from tidegate.server.captures.message_router import MessageRouter
+from tidegate.server.owner.sharing import CAPTURES_S
 from tidegate.simulator.etcd import EtcdClient
 from tidegate.simulator.owner_task import OwnerTask
 from tidegate.simulator.processor_task import REPORT_S, ProcessorTask
@@ -101,7 +102,7 @@ class Control:
         self._next_grant = self._next_message = 1
         world.time.spawn(self.process, self._run())
 
-    # --- the capture as the machines see it (`server.able_captures.DividingCapture`) --------------------
+    # --- the capture as the machines see it (`server.owner.able_captures.DividingCapture`) ------------------
 
     def others(self) -> Mapping[str, str]:
         """The other captures, as of the last look."""
@@ -329,7 +330,9 @@ class Capture:
         self._waits = False
         """Whether it has ended and will start again."""
         self._keeps_application = False
-        """Whether the next control process has the application of the last one (`server.capture_process`)."""
+        """Whether the next control process has the application of the last one
+        (`server.captures.capture_process`).
+        """
 
     def start(self) -> None:
         """Start a control process and its application, unless one runs."""

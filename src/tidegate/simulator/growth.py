@@ -17,7 +17,7 @@ from typing import Final
 
 from tidegate.control.share import Piece, load_of, moved
 from tidegate.model.span import Span
-from tidegate.server.sharing import UNEVEN
+from tidegate.server.owner.sharing import UNEVEN
 from tidegate.simulator.capture import Capture
 from tidegate.simulator.owner_task import OwnerTask
 from tidegate.simulator.run import Simulation

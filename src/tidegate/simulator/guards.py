@@ -1,8 +1,8 @@
 """The guards that a simulation can disable, to show that its checks find the violation.
 
 This list has the guards in the simulator's own tasks and services, which correspond to those in
-`server.replication`, `pipeline.begin` and the sinks. Guards inside the machines are disabled by patches
-instead, as in `tests/control/sharing.py`.
+`server.owner.replication`, `pipeline.worker.begin` and the sinks. Guards inside the machines are disabled by
+patches instead, as in `tests/control/sharing.py`.
 """
 
 from __future__ import annotations

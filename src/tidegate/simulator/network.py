@@ -21,7 +21,7 @@ QUICK_S: Final = (0.0005, 0.005)
 SLOW_S: Final = (0.05, 12.0)
 """How long a late message takes, at least and at most. Others overtake it."""
 AGAIN_S: Final = (0.3, 2.0)
-"""The pause before a message that met a cut is sent again, as in `server.message_client`."""
+"""The pause before a message that met a cut is sent again, as in `server.captures.message_client`."""
 ATTEMPTS: Final = 12
 """After this number of attempts a message is lost."""
 

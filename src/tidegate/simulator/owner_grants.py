@@ -1,6 +1,7 @@
 """The grants of the simulated owner in etcd: read, made for new shares, stored, settled.
 
-A grant says which ranges a capture may write, and with which token. The product's form: `server.feed_shares`.
+A grant says which ranges a capture may write, and with which token. The product's form:
+`server.owner.shares`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidegate.control.grants import (
 )
 from tidegate.control.metadata import Compare, Put, grant_key
 from tidegate.errors import Retryable
-from tidegate.server.peers import Peers
+from tidegate.server.owner.peers import Peers
 from tidegate.simulator.virtual_time import Steps
 from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
 

@@ -1,4 +1,4 @@
-"""The messages between an owner and its processors in virtual time. It follows `server.processor_link`.
+"""The messages between an owner and its processors in virtual time. It follows `server.owner.processor_link`.
 
 meet: Announce until answered --> dispatch: all that is wanted --> follow up --> ask to end
 """
@@ -22,9 +22,9 @@ from tidegate.control.messages import (
 )
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.server.message_router import Box
-from tidegate.server.peers import ANNOUNCE_S, Peer, Peers
-from tidegate.server.sharing import CAPTURES_S
+from tidegate.server.captures.message_router import Box
+from tidegate.server.owner.peers import ANNOUNCE_S, Peer, Peers
+from tidegate.server.owner.sharing import CAPTURES_S
 from tidegate.simulator.virtual_time import Signal, Steps
 from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
 

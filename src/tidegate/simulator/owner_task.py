@@ -1,11 +1,12 @@
-"""An owner's task: what `server.replication` does around the machine `control.owner`, in virtual time.
+"""An owner's task: what `server.owner.replication` does around the machine `control.owner`, in virtual time.
 
     meet processors -> open -> [share -> grant -> fence -> sink -> dispatch -> tick ...] -> back-off -> [...]
 
-The machine, the life (`control.changefeed`), the division of ranges (`server.sharing`, `control.share`), the
-state of processors (`server.peers`) and the messages are the product's code. This file performs the effects
-in the order of `server.replication` and with its constants, so that the two can be compared. `owner_link` has
-the messages to processors, `owner_grants` the grants in etcd, `owner_sink` the sink.
+The machine, the life (`control.changefeed`), the division of ranges (`server.owner.sharing`,
+`control.share`), the state of processors (`server.owner.peers`) and the messages are the product's code. This
+file performs the effects in the order of `server.owner.replication` and with its constants, so that the two
+can be compared. `owner_link` has the messages to processors, `owner_grants` the grants in etcd, `owner_sink`
+the sink.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from tidegate.control.metadata import (
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendRepartition, SendResolved
 from tidegate.errors import Fenced, Retryable, TidegateError
 from tidegate.model.timestamp import Timestamp
-from tidegate.server.peers import Peer, Peers
-from tidegate.server.sharing import CAPTURES_S, Sharing
+from tidegate.server.owner.peers import Peer, Peers
+from tidegate.server.owner.sharing import CAPTURES_S, Sharing
 from tidegate.simulator.owner_grants import OwnerGrants
 from tidegate.simulator.owner_link import ALL_KEYS, OwnerLink
 from tidegate.simulator.owner_sink import OwnerSink

@@ -1,4 +1,4 @@
-"""The loop around the machine `control.processor` in virtual time. It follows `server.processor`.
+"""The loop around the machine `control.processor` in virtual time. It follows `server.processor.processor`.
 
 messages, reports, resolved ts --> Processor --> messages to the owner, the bounds file, a worker
 """
@@ -17,7 +17,7 @@ from tidegate.errors import Retryable, TidegateError
 from tidegate.model.reports import Durable, Failed, Started
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.server.message_router import Box
+from tidegate.server.captures.message_router import Box
 from tidegate.simulator.virtual_time import Signal, Steps, Task
 from tidegate.simulator.worker import BoundsFile, Report, Worker
 from tidegate.simulator.world import CLUSTER, FEED, INSTANCE

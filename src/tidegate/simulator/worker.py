@@ -1,4 +1,5 @@
-"""A worker: the process that delivers for one incarnation, as in `pipeline.begin` and `pipeline.deliver`.
+"""A worker: the process that delivers for one incarnation, as in `pipeline.worker.begin` and
+`pipeline.worker.deliver`.
 
     fence earlier writers -> prove -> read progress -> take the slot -> prove -> [deliver, commit, report] ...
                                                           ^-- fenced before a commit, and proven again --+

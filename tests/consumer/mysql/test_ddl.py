@@ -36,7 +36,7 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
 from tidegate.mounter.table_version import Parsed, TableVersion
-from tidegate.server.initial_load import definitions
+from tidegate.server.delivery.initial_load import definitions
 from tidegate.tidb import table_info
 from tidegate.tidb.cast import cast, refusal
 from tidegate.tidb.table_info import table_schema

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
+from tidegate.codec.formats import ddl_header
 from tidegate.consumer.applying.bad_rows import BadRows
 from tidegate.consumer.applying.change_rows import logged
 from tidegate.consumer.applying.changes import (

@@ -34,8 +34,8 @@ from typing import Final
 
 import orjson
 
-from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
+from tidegate.codec.formats import ddl_header
 from tidegate.consumer.engine.assembler import Assembler
 from tidegate.consumer.engine.fetched import Fetched
 from tidegate.consumer.engine.places import topic_index

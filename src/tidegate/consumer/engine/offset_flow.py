@@ -30,8 +30,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
+from tidegate.codec.formats import ddl_header
 from tidegate.consumer.ddl import ddl_text
 from tidegate.consumer.engine.assembler import Assembler, StagedRun
 from tidegate.consumer.engine.fetched import Fetched

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from tidegate.codec import registry
-from tidegate.codec.assemble import DecodeError
 from tidegate.codec.base import BadMessage, Batch, Decoded, DecodedTable, Decoder, describe
-from tidegate.codec.compression import MAX_EXPANDED, ExpandError
-from tidegate.codec.joined import cut, join
+from tidegate.codec.decoding.assemble import DecodeError
+from tidegate.codec.decoding.joined import cut, join
+from tidegate.codec.decoding.opening import opened
+from tidegate.codec.formats.compression import MAX_EXPANDED, ExpandError
 from tidegate.codec.large import Large, LargeOptions, Part, Reduced, bare, location_name, unclaimed
-from tidegate.codec.opening import opened
 from tidegate.consumer.reading.handle_keys import GoneError
 from tidegate.errors import Retryable
 from tidegate.model.row import RowChange

@@ -5,8 +5,9 @@ rows, table by table, into staging files (`consumer.reading.staging`). Only a `F
 driver: descriptors, marks and DDLs, no rows. A worker process keeps its Kafka client until it ends.
 
 Bounds: a task fetches at most `Range.max_bytes` of messages. They may expand to far more, or name objects
-that are far larger, so they are decoded and written in pieces, each into a file of its own (`codec.opening`,
-`consumer.reading.claims`). If a partition does not answer for `STALL_S`, the task returns what it has.
+that are far larger, so they are decoded and written in pieces, each into a file of its own
+(`codec.decoding.opening`, `consumer.reading.claims`). If a partition does not answer for `STALL_S`, the task
+returns what it has.
 """
 
 from __future__ import annotations

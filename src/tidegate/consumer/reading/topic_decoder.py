@@ -9,10 +9,10 @@ from zoneinfo import ZoneInfo
 from tidegate.claim_check import ClaimStorage
 from tidegate.codec import registry
 from tidegate.codec.base import Batch, Decoded, Decoder
-from tidegate.codec.compression import NONE, ExpandError
 from tidegate.codec.decode import decoder as decoder_of
+from tidegate.codec.decoding.opening import in_pieces, opened, opening
+from tidegate.codec.formats.compression import NONE, ExpandError
 from tidegate.codec.large import LargeOptions
-from tidegate.codec.opening import in_pieces, opened, opening
 from tidegate.codec.schema_book import SchemaBook, look_up_missing
 from tidegate.config.values import revealed
 from tidegate.consumer.reading.claims import ClaimReader

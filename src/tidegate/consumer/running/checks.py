@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from tidegate.codec import ddl_header
 from tidegate.codec.entry import Loss
+from tidegate.codec.formats import ddl_header
 from tidegate.codec.registry import reader_of
 from tidegate.consumer.applying.changes import WHOLE_DELETES
 from tidegate.consumer.applying.target import Address

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
+from tidegate.codec.formats import ddl_header
 from tidegate.consumer.table.convert import TIMESTAMP
 from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal

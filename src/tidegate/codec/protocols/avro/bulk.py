@@ -15,13 +15,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.codec import avro_decode_kernels as kernels
-from tidegate.codec import sums
-from tidegate.codec.assemble import DecodeError, RowKey
-from tidegate.codec.avro_read_kernels import MAX_GROUPS, R_CURRENT, R_OP, R_PREVIOUS
 from tidegate.codec.base import Batch, Decoded, DecodedTable, Decoder
-from tidegate.codec.binary import Messages, Walked, table_of
-from tidegate.codec.joined import join
+from tidegate.codec.decoding import sums
+from tidegate.codec.decoding.assemble import DecodeError, RowKey
+from tidegate.codec.decoding.binary import Messages, Walked, table_of
+from tidegate.codec.decoding.joined import join
+from tidegate.codec.kernels import avro_decode_kernels as kernels
+from tidegate.codec.kernels.avro_read_kernels import MAX_GROUPS, R_CURRENT, R_OP, R_PREVIOUS
 from tidegate.codec.protocols.avro.plain import AvroDecoder
 from tidegate.codec.protocols.avro.wire_schema import Field, Record, wire_columns
 from tidegate.kernel import address

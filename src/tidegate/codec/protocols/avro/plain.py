@@ -25,11 +25,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.codec import ddl_header, sums
-from tidegate.codec.assemble import DecodeError, RowKey, Rows, decode_plainly, integer, member
-from tidegate.codec.avro_binary import sized, varint
 from tidegate.codec.base import NEW, RECORD_OVERHEAD, Batch, DdlMessage, Decoded, too_large
-from tidegate.codec.json_text import std_string
+from tidegate.codec.decoding import sums
+from tidegate.codec.decoding.assemble import DecodeError, RowKey, Rows, decode_plainly, integer, member
+from tidegate.codec.formats import ddl_header
+from tidegate.codec.formats.avro_binary import sized, varint
+from tidegate.codec.formats.json_text import std_string
 from tidegate.codec.protocols.avro.schema import (
     BEFORE,
     AvroOptions,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from tidegate.codec import avro_kernels as kernels
-from tidegate.codec.avro_binary import sized, varint
+from tidegate.codec.formats.avro_binary import sized, varint
+from tidegate.codec.kernels import avro_kernels as kernels
 from tidegate.codec.plan import NEW, OLD, OPERATIONS, EncodePlan, Shape, Writer
 from tidegate.codec.protocols.avro import plain
 from tidegate.codec.protocols.avro.plain import absent, least_bytes, schema_header

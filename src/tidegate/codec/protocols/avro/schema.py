@@ -17,8 +17,8 @@ from typing import ClassVar, Final
 from weakref import WeakKeyDictionary
 
 from tidegate.codec.base import CHECKSUMS_ON, NEW, CodecOptions, one_of, only_new
-from tidegate.codec.json_text import json_float, std_string
-from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.formats.json_text import json_float, std_string
+from tidegate.codec.formats.mysql_type import is_binary
 from tidegate.codec.schema_book import LOCAL, SchemaBook, Subject
 from tidegate.errors import InvalidInput
 from tidegate.model.schema import Column, Kind, TableSchema

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from tidegate.codec.assemble import DecodeError, member, wire_type
 from tidegate.codec.base import WireColumn
+from tidegate.codec.decoding.assemble import DecodeError, member, wire_type
 from tidegate.codec.protocols.avro.schema import BEFORE, CHECKSUMS, EXTENSION
 
 MAX_FIELDS: Final = 8192

@@ -2,9 +2,10 @@
 
 from typing import Final
 
+from tidegate.codec.decoding.opening import opening
+from tidegate.codec.decoding.template import DecodeForm
 from tidegate.codec.entry import DdlTo, Loss, RowCodec, Unmarked
 from tidegate.codec.large import Large
-from tidegate.codec.opening import opening
 from tidegate.codec.protocols.canal_json.plain import (
     CanalJsonDecoder,
     CanalJsonEncoder,
@@ -15,7 +16,6 @@ from tidegate.codec.protocols.canal_json.plain import (
 )
 from tidegate.codec.protocols.canal_json.plan import plan
 from tidegate.codec.protocols.canal_json.templates import ROUTE, cells, templates
-from tidegate.codec.template import DecodeForm
 
 
 def _losses(options: CanalOptions) -> frozenset[Loss]:

@@ -12,8 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from tidegate.codec import ddl_header
-from tidegate.codec.assemble import (
+from tidegate.codec.base import (
+    RECORD_OVERHEAD,
+    Batch,
+    DdlMessage,
+    Decoded,
+    WireColumn,
+    only_new,
+)
+from tidegate.codec.decoding.assemble import (
     HANDLE_KEY_FLAG,
     DecodeError,
     ReducedError,
@@ -26,17 +33,11 @@ from tidegate.codec.assemble import (
     number,
     wire_type,
 )
-from tidegate.codec.base import (
-    RECORD_OVERHEAD,
-    Batch,
-    DdlMessage,
-    Decoded,
-    WireColumn,
-    only_new,
-)
-from tidegate.codec.compression import compressed
-from tidegate.codec.ddl_words import action_of, word_of
-from tidegate.codec.json_text import easy_string
+from tidegate.codec.formats import ddl_header
+from tidegate.codec.formats.compression import compressed
+from tidegate.codec.formats.ddl_words import action_of, word_of
+from tidegate.codec.formats.json_text import easy_string
+from tidegate.codec.formats.mysql_type import code_of, compact_type, is_binary, short_type
 from tidegate.codec.large import (
     LargeOptions,
     Part,
@@ -47,7 +48,6 @@ from tidegate.codec.large import (
     without,
     without_key,
 )
-from tidegate.codec.mysql_type import code_of, compact_type, is_binary, short_type
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message

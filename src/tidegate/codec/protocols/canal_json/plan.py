@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.codec import piece_kernels
-from tidegate.codec.assemble import HANDLE_KEY_FLAG
-from tidegate.codec.json_text import easy_string
+from tidegate.codec.decoding.assemble import HANDLE_KEY_FLAG
+from tidegate.codec.formats.json_text import easy_string
+from tidegate.codec.formats.mysql_type import is_binary
+from tidegate.codec.kernels import piece_kernels
 from tidegate.codec.large import REFUSE, placed_text, planned_location, without_key
-from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, EncodePlan, Shape, Writer, quoted, text_shape
 from tidegate.codec.protocols.canal_json.plain import (
     PROMOTED,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tidegate.codec import decode_kernels, template_kernels
-from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import WireColumn
-from tidegate.codec.json_text import easy_string
+from tidegate.codec.decoding.assemble import RowKey
+from tidegate.codec.decoding.template import CellForm, Members, Pieces, Route, Template
+from tidegate.codec.formats.json_text import easy_string
+from tidegate.codec.kernels import decode_kernels, template_kernels
 from tidegate.codec.protocols.canal_json.plain import ROW_KEY
-from tidegate.codec.template import CellForm, Members, Pieces, Route, Template
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from tidegate.codec.base import Decoded
+from tidegate.codec.decoding.template import DecodeForm
 from tidegate.codec.entry import DdlTo, Loss, RowCodec, Unmarked
 from tidegate.codec.protocols.debezium.plain import DebeziumDecoder, DebeziumEncoder, DebeziumOptions
 from tidegate.codec.protocols.debezium.plan import plan
 from tidegate.codec.protocols.debezium.templates import ROUTE, cells, templates
-from tidegate.codec.template import DecodeForm
 
 
 def _losses(options: DebeziumOptions) -> frozenset[Loss]:

@@ -15,9 +15,9 @@ from typing import Any, Final
 import orjson
 import pyarrow as pa
 
-from tidegate.codec.assemble import DecodeError, number, wire_type
 from tidegate.codec.base import WireColumn
-from tidegate.codec.mysql_type import code_of
+from tidegate.codec.decoding.assemble import DecodeError, number, wire_type
+from tidegate.codec.formats.mysql_type import code_of
 from tidegate.codec.protocols.debezium import moments
 from tidegate.tidb.types.float import fixed_text
 

@@ -17,16 +17,6 @@ from typing import Any, ClassVar, Final
 
 import orjson
 
-from tidegate.codec import ddl_header
-from tidegate.codec.assemble import (
-    DecodeError,
-    RowKey,
-    Rows,
-    decode_plainly,
-    integer,
-    json_object,
-    member,
-)
 from tidegate.codec.base import (
     NEW,
     RECORD_OVERHEAD,
@@ -38,8 +28,18 @@ from tidegate.codec.base import (
     only_new,
     too_large,
 )
-from tidegate.codec.json_text import iterator_float, raw_string
-from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.decoding.assemble import (
+    DecodeError,
+    RowKey,
+    Rows,
+    decode_plainly,
+    integer,
+    json_object,
+    member,
+)
+from tidegate.codec.formats import ddl_header
+from tidegate.codec.formats.json_text import iterator_float, raw_string
+from tidegate.codec.formats.mysql_type import is_binary
 from tidegate.codec.protocols.debezium import fields, moments, schema, table_changes
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent

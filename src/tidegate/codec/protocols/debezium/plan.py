@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.codec import connect_kernels as connect
-from tidegate.codec import piece_kernels
-from tidegate.codec.json_text import raw_string
-from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.formats.json_text import raw_string
+from tidegate.codec.formats.mysql_type import is_binary
+from tidegate.codec.kernels import connect_kernels as connect
+from tidegate.codec.kernels import piece_kernels
 from tidegate.codec.plan import NEW, OLD, OPERATIONS, EncodePlan, Shape, Writer
 from tidegate.codec.protocols.debezium import schema
 from tidegate.codec.protocols.debezium.plain import (

@@ -13,8 +13,8 @@ import base64
 import re
 from typing import Final
 
-from tidegate.codec.json_text import iterator_float, raw_string
-from tidegate.codec.mysql_type import long_name
+from tidegate.codec.formats.json_text import iterator_float, raw_string
+from tidegate.codec.formats.mysql_type import long_name
 from tidegate.codec.protocols.debezium import moments
 from tidegate.errors import InvalidInput, Undecodable
 from tidegate.model.schema import Column, Kind, TableSchema

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from tidegate.codec.json_text import iterator_float, raw_string
-from tidegate.codec.mysql_type import default_length, long_name
+from tidegate.codec.formats.json_text import iterator_float, raw_string
+from tidegate.codec.formats.mysql_type import default_length, long_name
 from tidegate.errors import Undecodable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import Column

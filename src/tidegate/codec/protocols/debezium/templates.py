@@ -10,14 +10,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.codec import connect_kernels, decode_kernels, template_kernels
-from tidegate.codec.assemble import DecodeError, RowKey
 from tidegate.codec.base import WireColumn
-from tidegate.codec.json_text import raw_string
+from tidegate.codec.decoding.assemble import DecodeError, RowKey
+from tidegate.codec.decoding.template import CellForm, Pieces, Route, Template
+from tidegate.codec.formats.json_text import raw_string
+from tidegate.codec.kernels import connect_kernels, decode_kernels, template_kernels
 from tidegate.codec.protocols.debezium import fields, schema
 from tidegate.codec.protocols.debezium.fields import Form, field_of
 from tidegate.codec.protocols.debezium.plain import AFTER_TS, HEAD, OPENINGS, START_TS, after_ms
-from tidegate.codec.template import CellForm, Pieces, Route, Template
 from tidegate.kernel import PAD, address
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 

@@ -20,7 +20,8 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from tidegate.codec.assemble import (
+from tidegate.codec.base import Batch, CodecOptions, DdlMessage, Decoded, WireColumn
+from tidegate.codec.decoding.assemble import (
     DecodeError,
     RowKey,
     Rows,
@@ -29,7 +30,6 @@ from tidegate.codec.assemble import (
     json_object,
     member,
 )
-from tidegate.codec.base import Batch, CodecOptions, DdlMessage, Decoded, WireColumn
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.timestamp import compose
 

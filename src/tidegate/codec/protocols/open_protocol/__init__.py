@@ -2,9 +2,10 @@
 
 from typing import Final
 
+from tidegate.codec.decoding.opening import opening
+from tidegate.codec.decoding.template import DecodeForm
 from tidegate.codec.entry import DdlTo, Loss, RowCodec
 from tidegate.codec.large import Large
-from tidegate.codec.opening import opening
 from tidegate.codec.protocols.open_protocol.plain import (
     OpenOptions,
     OpenProtocolDecoder,
@@ -14,7 +15,6 @@ from tidegate.codec.protocols.open_protocol.plain import (
 )
 from tidegate.codec.protocols.open_protocol.plan import plan
 from tidegate.codec.protocols.open_protocol.templates import ROUTE, cells, templates
-from tidegate.codec.template import DecodeForm
 
 
 def _lacks_old(options: OpenOptions) -> str:

@@ -17,8 +17,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from tidegate.codec import ddl_header
-from tidegate.codec.assemble import (
+from tidegate.codec.base import (
+    RECORD_OVERHEAD,
+    Batch,
+    DdlMessage,
+    Decoded,
+    WireColumn,
+    bounded,
+)
+from tidegate.codec.decoding.assemble import (
     BINARY_FLAG,
     BLOB_TYPES,
     HANDLE_KEY_FLAG,
@@ -36,16 +43,16 @@ from tidegate.codec.assemble import (
     number,
     wire_type,
 )
-from tidegate.codec.base import (
-    RECORD_OVERHEAD,
-    Batch,
-    DdlMessage,
-    Decoded,
-    WireColumn,
-    bounded,
+from tidegate.codec.formats import ddl_header
+from tidegate.codec.formats.compression import compressed
+from tidegate.codec.formats.json_text import (
+    go_quote,
+    go_unquote,
+    iterator_float,
+    json_float,
+    raw_string,
+    std_string,
 )
-from tidegate.codec.compression import compressed
-from tidegate.codec.json_text import go_quote, go_unquote, iterator_float, json_float, raw_string, std_string
 from tidegate.codec.large import (
     LargeOptions,
     Part,

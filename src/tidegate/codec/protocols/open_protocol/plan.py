@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.codec import connect_kernels as connect
-from tidegate.codec import piece_kernels
-from tidegate.codec.assemble import BINARY_FLAG, BLOB_TYPES, HANDLE_KEY_FLAG
+from tidegate.codec.decoding.assemble import BINARY_FLAG, BLOB_TYPES, HANDLE_KEY_FLAG
+from tidegate.codec.kernels import connect_kernels as connect
+from tidegate.codec.kernels import piece_kernels
 from tidegate.codec.large import REFUSE, placed_text, planned_location, without_key
 from tidegate.codec.plan import (
     NEW,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from tidegate.codec import decode_kernels, template_kernels
-from tidegate.codec.assemble import BLOB_TYPES, RowKey
 from tidegate.codec.base import WireColumn
-from tidegate.codec.json_text import raw_string, std_string
-from tidegate.codec.template import CellForm, Members, Pieces, Route, Template
+from tidegate.codec.decoding.assemble import BLOB_TYPES, RowKey
+from tidegate.codec.decoding.template import CellForm, Members, Pieces, Route, Template
+from tidegate.codec.formats.json_text import raw_string, std_string
+from tidegate.codec.kernels import decode_kernels, template_kernels
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 

@@ -2,16 +2,16 @@
 
 from typing import Final
 
+from tidegate.codec.decoding.opening import opening
+from tidegate.codec.decoding.template import DecodeForm
 from tidegate.codec.entry import DdlTo, Definitions, Loss, RowCodec
 from tidegate.codec.large import Large
-from tidegate.codec.opening import opening
 from tidegate.codec.protocols.simple.bulk import SimpleBulkDecoder
 from tidegate.codec.protocols.simple.message import SimpleOptions
 from tidegate.codec.protocols.simple.plain import SimpleDecoder, may_define, parts, versions
 from tidegate.codec.protocols.simple.plain_write import SimpleEncoder, size
 from tidegate.codec.protocols.simple.plan import plan
 from tidegate.codec.protocols.simple.templates import ROUTE, cells, templates
-from tidegate.codec.template import DecodeForm
 
 LARGE: Final = Large(
     framed=False,

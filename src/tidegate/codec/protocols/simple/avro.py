@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidegate.codec.assemble import DecodeError
+from tidegate.codec.decoding.assemble import DecodeError
 
 MESSAGE: Final = 0x16
 """The number of the last of the twelve types, 11, as a zig-zag varint."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.codec import avro_kernels as kernels
-from tidegate.codec.avro_binary import sized, varint
+from tidegate.codec.formats.avro_binary import sized, varint
+from tidegate.codec.kernels import avro_kernels as kernels
 from tidegate.codec.plan import NEW, OLD, OPERATIONS, EncodePlan, Shape, Writer
 from tidegate.codec.protocols.simple import avro_write
 from tidegate.model.cells import DELETE, INSERT

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tidegate.codec.avro_binary import sized, varint
-from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.formats.avro_binary import sized, varint
+from tidegate.codec.formats.mysql_type import is_binary
 from tidegate.codec.protocols.simple.avro import DDL_TYPES, MESSAGE
 from tidegate.model.row import RowChange, RowChecksum, Value
 from tidegate.model.schema import Column, Kind, TableSchema

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.codec import simple_decode_kernels as kernels
-from tidegate.codec import sums
-from tidegate.codec.assemble import INTEGER_TYPES, DecodeError
-from tidegate.codec.avro_read_kernels import MAX_GROUPS, R_CURRENT, R_OP, R_PREVIOUS
 from tidegate.codec.base import Batch, Decoded, DecodedTable, Decoder, WireColumn
-from tidegate.codec.binary import Messages, Walked, table_of
-from tidegate.codec.joined import join
+from tidegate.codec.decoding import sums
+from tidegate.codec.decoding.assemble import INTEGER_TYPES, DecodeError
+from tidegate.codec.decoding.binary import Messages, Walked, table_of
+from tidegate.codec.decoding.joined import join
+from tidegate.codec.kernels import simple_decode_kernels as kernels
+from tidegate.codec.kernels.avro_read_kernels import MAX_GROUPS, R_CURRENT, R_OP, R_PREVIOUS
 from tidegate.codec.protocols.simple.definition import TIMESTAMP
 from tidegate.codec.protocols.simple.plain import SimpleDecoder
 from tidegate.kernel import address

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tidegate.codec.assemble import DecodeError, integer, member, wire_type
 from tidegate.codec.base import WireColumn
-from tidegate.codec.mysql_type import base_name, code_of
+from tidegate.codec.decoding.assemble import DecodeError, integer, member, wire_type
+from tidegate.codec.formats.mysql_type import base_name, code_of
 from tidegate.model.schema import TableSchema
 from tidegate.tidb.table_info import NOT_NULL, PRI_KEY, PUBLIC, UNSIGNED, default_of, elements, name_of
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from tidegate.codec.base import CHECKSUMS_ON, one_of
-from tidegate.codec.json_text import std_string
+from tidegate.codec.formats.json_text import std_string
 from tidegate.codec.large import LargeOptions
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 

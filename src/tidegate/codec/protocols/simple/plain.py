@@ -19,8 +19,9 @@ import re
 from collections import OrderedDict
 from typing import Any, Final
 
-from tidegate.codec import ddl_header, sums
-from tidegate.codec.assemble import (
+from tidegate.codec.base import Batch, DdlMessage, Decoded, TableVersion, WireColumn
+from tidegate.codec.decoding import sums
+from tidegate.codec.decoding.assemble import (
     INTEGER_TYPES,
     DecodeError,
     ReducedError,
@@ -34,8 +35,8 @@ from tidegate.codec.assemble import (
     member,
     number,
 )
-from tidegate.codec.base import Batch, DdlMessage, Decoded, TableVersion, WireColumn
-from tidegate.codec.ddl_words import WORDS, action_of
+from tidegate.codec.formats import ddl_header
+from tidegate.codec.formats.ddl_words import WORDS, action_of
 from tidegate.codec.large import Part, Reduced, without
 from tidegate.codec.protocols.simple import avro
 from tidegate.codec.protocols.simple.definition import TIMESTAMP, Definition, definition

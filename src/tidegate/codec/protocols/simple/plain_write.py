@@ -6,13 +6,13 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from tidegate.codec import ddl_header
 from tidegate.codec.base import RECORD_OVERHEAD
-from tidegate.codec.compression import compressed
-from tidegate.codec.ddl_words import word_of
-from tidegate.codec.json_text import std_string
+from tidegate.codec.formats import ddl_header
+from tidegate.codec.formats.compression import compressed
+from tidegate.codec.formats.ddl_words import word_of
+from tidegate.codec.formats.json_text import std_string
+from tidegate.codec.formats.mysql_type import is_binary
 from tidegate.codec.large import Sent, fitted, key_words, without_key
-from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.protocols.simple import avro_write
 from tidegate.codec.protocols.simple.definition import has_columns, of_table, table_schema, version_of
 from tidegate.codec.protocols.simple.message import (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tidegate.codec import piece_kernels
-from tidegate.codec.json_text import std_string
+from tidegate.codec.formats.json_text import std_string
+from tidegate.codec.formats.mysql_type import is_binary
+from tidegate.codec.kernels import piece_kernels
 from tidegate.codec.large import REFUSE, placed_text, planned_location, without_key
-from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, EncodePlan, Shape, Writer, quoted, text_shape
 from tidegate.codec.protocols.simple.avro_plan import avro_plan
 from tidegate.codec.protocols.simple.avro_write import bits_of

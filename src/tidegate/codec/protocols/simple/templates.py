@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tidegate.codec import decode_kernels, template_kernels
-from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import WireColumn
-from tidegate.codec.json_text import std_string
+from tidegate.codec.decoding.assemble import RowKey
+from tidegate.codec.decoding.template import CellForm, Pieces, Route, Template
+from tidegate.codec.formats.json_text import std_string
+from tidegate.codec.kernels import decode_kernels, template_kernels
 from tidegate.codec.protocols.simple.definition import TIMESTAMP
 from tidegate.codec.protocols.simple.message import OPERATIONS, timestamp_head
-from tidegate.codec.template import CellForm, Pieces, Route, Template
 from tidegate.model.cells import DELETE, INSERT
 
 

@@ -2,11 +2,11 @@
 
 from typing import Final
 
+from tidegate.codec.decoding.template import DecodeForm
 from tidegate.codec.entry import DdlTo, Loss, RowCodec
 from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqDecoder, TicdcMqEncoder, admin
 from tidegate.codec.protocols.ticdc_mq.plan import plan
 from tidegate.codec.protocols.ticdc_mq.templates import ROUTE, cells, templates
-from tidegate.codec.template import DecodeForm
 
 CODEC: Final = RowCodec(
     name=MqOptions.protocol,

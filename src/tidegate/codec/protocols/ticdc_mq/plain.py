@@ -15,8 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from tidegate.codec import ddl_header
-from tidegate.codec.assemble import (
+from tidegate.codec.base import (
+    RECORD_OVERHEAD,
+    Batch,
+    CodecOptions,
+    DdlMessage,
+    Decoded,
+    WireColumn,
+    too_large,
+)
+from tidegate.codec.decoding.assemble import (
     HANDLE_KEY_FLAG,
     INTEGER_TYPES,
     DecodeError,
@@ -29,17 +37,9 @@ from tidegate.codec.assemble import (
     number,
     wire_type,
 )
-from tidegate.codec.base import (
-    RECORD_OVERHEAD,
-    Batch,
-    CodecOptions,
-    DdlMessage,
-    Decoded,
-    WireColumn,
-    too_large,
-)
-from tidegate.codec.json_text import json_float, std_string
-from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.formats import ddl_header
+from tidegate.codec.formats.json_text import json_float, std_string
+from tidegate.codec.formats.mysql_type import is_binary
 from tidegate.codec.protocols.ticdc_mq.types import TYPES, type_name
 from tidegate.model.cells import DELETE, INSERT
 from tidegate.model.ddl import DdlEvent

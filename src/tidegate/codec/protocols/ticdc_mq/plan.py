@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.codec import piece_kernels
-from tidegate.codec.assemble import HANDLE_KEY_FLAG
-from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.decoding.assemble import HANDLE_KEY_FLAG
+from tidegate.codec.formats.mysql_type import is_binary
+from tidegate.codec.kernels import piece_kernels
 from tidegate.codec.plan import (
     NEW,
     NUMBERS,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tidegate.codec import decode_kernels, template_kernels
-from tidegate.codec.assemble import INTEGER_TYPES, RowKey
 from tidegate.codec.base import WireColumn
+from tidegate.codec.decoding.assemble import INTEGER_TYPES, RowKey
+from tidegate.codec.decoding.template import CellForm, Pieces, Route, Template
+from tidegate.codec.kernels import decode_kernels, template_kernels
 from tidegate.codec.protocols.ticdc_mq.plain import (
     DELETE_MEMBER,
     FLOATS,
@@ -16,7 +17,6 @@ from tidegate.codec.protocols.ticdc_mq.plain import (
     cell_head,
     key_tail,
 )
-from tidegate.codec.template import CellForm, Pieces, Route, Template
 from tidegate.model.cells import DELETE, INSERT
 
 

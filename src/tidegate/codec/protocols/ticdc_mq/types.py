@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.formats.mysql_type import is_binary
 from tidegate.model.schema import Column
 
 _NUMBERS: Final = {1: "Tiny", 2: "Short", 9: "Int24", 3: "Long", 8: "LongLong"}

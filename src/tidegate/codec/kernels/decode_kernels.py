@@ -1,0 +1,504 @@
+"""Decode kernels: from the spans of cells in JSON messages, as `match_kernels` found them, to columns.
+
+`gather` writes all columns of a group of rows in one call, 64 rows at a time, so that the spans of these
+rows and their messages stay in the cache while one column after another is read from them. A value that does
+not fit its column marks its item as bad; then the plain decoder decides what to do with the message.
+
+All reads stay inside the message, including the 8 bytes before a cell; addresses are int64.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from tidegate.codec.kernels.template_kernels import (
+    ESCAPED,
+    IS_STRING,
+    RESULT_BYTES,
+    RESULT_OP,
+    RESULT_SPAN,
+    Spans,
+)
+from tidegate.kernel import (
+    copy_exact,
+    ctpop64,
+    inline,
+    kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u64,
+    store_u8,
+    store_u32,
+    store_u64,
+)
+from tidegate.kernel_ascii import (
+    APOSTROPHE,
+    BACKSLASH,
+    BACKSPACE,
+    BELL,
+    CARRIAGE_RETURN,
+    EQUALS,
+    FORM_FEED,
+    LOWER_A,
+    LOWER_B,
+    LOWER_F,
+    LOWER_N,
+    LOWER_R,
+    LOWER_T,
+    LOWER_U,
+    LOWER_V,
+    LOWER_X,
+    MINUS,
+    NEWLINE,
+    NINE,
+    NOT_ASCII,
+    QUOTE,
+    SLASH,
+    TAB,
+    UPPER_U,
+    VERTICAL_TAB,
+    ZERO,
+)
+from tidegate.kernel_layout import Layout, pointer, signed
+from tidegate.model.cells import DELETE, INSERT
+from tidegate.tidb.kernels.json_string import is_utf8
+from tidegate.tidb.kernels.text import I64, U64
+
+# How a column's values are written in messages.
+TEXT: Final = 0
+LATIN1: Final = 1
+BASE64: Final = 2
+QUOTED: Final = 3
+BASE64_TEXT: Final = 4
+SIGNED: Final = 5  # of the columns that become words of 64 bits
+UNSIGNED: Final = 6
+
+COLUMN: Final = Layout(
+    "decoded column", "C_", "A column of a group of rows that `gather` writes.",
+    mode=signed("how its values stand in messages, see TEXT and the others"),
+    in_quotes=signed("1: the values are strings"),
+    cell=signed("its cell"),
+    old=signed("1: it is of the old image"),
+    valid=pointer("the bits of validity"),
+    ends=pointer("of texts and bytes: i32[n + 1], end offsets"),
+    out=pointer("where the values go; of texts the next one"),
+    nulls=signed("afterwards: rows without a value"),
+)  # fmt: skip
+COLUMN_WORDS: Final = len(COLUMN.fields)
+(C_MODE, C_IN_QUOTES, C_CELL, C_OLD, C_VALID, C_ENDS, C_OUT, C_NULLS) = COLUMN.offsets()
+COLUMN_BYTES: Final = COLUMN.size
+CHUNK: Final = 64
+"""Rows at a time: one 64-bit word of validity."""
+
+_LOWER: Final = 0x20
+"""The bit that distinguishes upper and lower case letters."""
+_NO_DIGIT: Final = -65536
+"""Below any sum of four valid digits."""
+_UNBASE64: Final = np.full(256, 255, dtype=np.uint8)
+for _i, _c in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
+    _UNBASE64[_c] = _i
+_MAX_NEGATIVE: Final = U64(1 << 63)
+_ZEROS: Final = U64(0x3030303030303030)
+_SIXES: Final = U64(0x0606060606060606)
+_HIGH_NIBBLES: Final = U64(0xF0F0F0F0F0F0F0F0)
+_TEN_TO_16: Final = U64(10**16)
+_MOST_TOP: Final = U64((1 << 64) // 10**16)
+_MOST_REST: Final = U64((1 << 64) % 10**16)
+
+
+@inline
+def eight_digits(word: int) -> Any:
+    """The number of 8 decimal digits in text order; 2**64 - 1 if some byte is not a digit."""
+    bits = U64(word)
+    # A digit is 0x30 to 0x39: the high nibble is 3, and still 3 after 6 is added. Only a byte from 0xFA on
+    # carries into the next one, and its own high nibble fails.
+    if ((bits & _HIGH_NIBBLES) | (((bits + _SIXES) & _HIGH_NIBBLES) >> U64(4))) != U64(0x3333333333333333):
+        return ~U64(0)
+    # Pairs, then fours, then eight digits are joined, each step by one multiplication for all lanes.
+    bits -= _ZEROS
+    bits = bits * U64(10) + (bits >> U64(8))
+    low = (bits & U64(0x000000FF000000FF)) * U64(0x000F424000000064)
+    high = ((bits >> U64(16)) & U64(0x000000FF000000FF)) * U64(0x0000271000000001)
+    return ((low + high) & ~U64(0)) >> U64(32)
+
+
+@inline
+def few_digits(end: int, size: int) -> Any:
+    """The number of 1 to 8 digits that end at `end`, from the 8 bytes before it; 2**64 - 1 as above."""
+    # `compiled` asserts that 8 constant bytes precede the first cell, so this stays inside the message.
+    word = load_u64(end - 8)
+    if size < 8:
+        gone = U64(64 - 8 * size)
+        word = ((word >> gone) << gone) | (_ZEROS & ((U64(1) << gone) - U64(1)))
+    return eight_digits(word)
+
+
+@inline
+def read_digits(at: int, size: int) -> tuple[Any, bool]:
+    """(the number of at most 20 digits, whether the bytes are digits and fit 64 bits)."""
+    if size < 1 or size > 20:
+        return U64(0), False
+    if size <= 8:
+        value = few_digits(at + size, size)
+        return value, value != ~U64(0)
+    end = at + size
+    last = eight_digits(load_u64(end - 8))
+    if size <= 16:
+        first = few_digits(end - 8, size - 8)
+        return first * U64(100000000) + last, first != ~U64(0) and last != ~U64(0)
+    middle = eight_digits(load_u64(end - 16))
+    first = few_digits(end - 16, size - 16)
+    rest = middle * U64(100000000) + last
+    good = first != ~U64(0) and middle != ~U64(0) and last != ~U64(0)
+    # Compared in parts, because the whole number may not fit.
+    if first > _MOST_TOP or (first == _MOST_TOP and rest >= _MOST_REST):
+        good = False
+    return first * _TEN_TO_16 + rest, good
+
+
+@inline
+def read_integer(word: int, size: int, unsigned: bool, wanted: int) -> tuple[Any, bool]:
+    """(the 64 bits of the integer in a span, whether it is an integer that fits its column)."""
+    at = word >> 2
+    negative = size > 0 and load_u8(at) == MINUS
+    value, good = read_digits(at + negative, size - negative)
+    if word & 3 != wanted:
+        good = False
+    if unsigned:
+        return value, good and not negative
+    if value > (_MAX_NEGATIVE if negative else _MAX_NEGATIVE - U64(1)):
+        good = False
+    # The wrap-around is two's complement.
+    return (U64(0) - value if negative else value), good
+
+
+@inline
+def hex_of(byte: int) -> int:
+    """The value of a hexadecimal digit, or a negative number."""
+    if ZERO <= byte <= NINE:
+        return byte - ZERO
+    byte |= _LOWER
+    return byte - LOWER_A + 10 if LOWER_A <= byte <= LOWER_F else _NO_DIGIT
+
+
+@inline
+def hex4(at: int) -> int:
+    """Four hexadecimal digits, or a negative number."""
+    return (
+        (hex_of(I64(load_u8(at))) << 12)
+        + (hex_of(I64(load_u8(at + 1))) << 8)
+        + (hex_of(I64(load_u8(at + 2))) << 4)
+        + hex_of(I64(load_u8(at + 3)))
+    )
+
+
+@inline
+def put_utf8(out: int, code: int) -> int:
+    """Write a code point as UTF-8."""
+    if code < 0x80:
+        store_u8(out, code)
+        return out + 1
+    if code < 0x800:
+        store_u8(out, 0xC0 | (code >> 6))
+        store_u8(out + 1, 0x80 | (code & 63))
+        return out + 2
+    if code < 0x10000:
+        store_u8(out, 0xE0 | (code >> 12))
+        store_u8(out + 1, 0x80 | ((code >> 6) & 63))
+        store_u8(out + 2, 0x80 | (code & 63))
+        return out + 3
+    store_u8(out, 0xF0 | (code >> 18))
+    store_u8(out + 1, 0x80 | ((code >> 12) & 63))
+    store_u8(out + 2, 0x80 | ((code >> 6) & 63))
+    store_u8(out + 3, 0x80 | (code & 63))
+    return out + 4
+
+
+@inline
+def read_escape(at: int, end: int) -> tuple[int, int]:
+    """(code point, bytes read) of a JSON escape that begins at `at`; (-1, 0) if it is not valid."""
+    if end - at < 2:
+        return -1, 0
+    letter = I64(load_u8(at + 1))
+    if letter == QUOTE or letter == BACKSLASH or letter == SLASH:
+        return letter, 2
+    if letter == LOWER_N:
+        return NEWLINE, 2
+    if letter == LOWER_T:
+        return TAB, 2
+    if letter == LOWER_R:
+        return CARRIAGE_RETURN, 2
+    if letter == LOWER_B:
+        return BACKSPACE, 2
+    if letter == LOWER_F:
+        return FORM_FEED, 2
+    if letter != LOWER_U or end - at < 6:
+        return -1, 0
+    code = hex4(at + 2)
+    if code < 0xD800 or code > 0xDFFF:
+        return (code, 6) if code >= 0 else (-1, 0)
+    if code > 0xDBFF or end - at < 12 or load_u8(at + 6) != BACKSLASH or load_u8(at + 7) != LOWER_U:
+        return -1, 0
+    low = hex4(at + 8)
+    if low < 0xDC00 or low > 0xDFFF:
+        return -1, 0
+    return 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00, 12
+
+
+@inline
+def take_string(out: int, at: int, size: int, mode: int) -> int:
+    """Write a JSON string's content as UTF-8 (TEXT) or latin-1 bytes, at most `size`; 0 if it is invalid."""
+    end = at + size
+    while at < end:
+        byte = I64(load_u8(at))
+        if byte == BACKSLASH:
+            code, used = read_escape(at, end)
+            if code < 0:
+                return 0
+            at += used
+        elif byte < NOT_ASCII:
+            store_u8(out, byte)
+            out += 1
+            at += 1
+            continue
+        # The scan has checked the UTF-8, so a second byte follows. Three bytes or more are never Latin-1.
+        elif mode == LATIN1:
+            code = ((byte & 31) << 6) | (I64(load_u8(at + 1)) & 63) if byte < 0xE0 and end - at > 1 else 256
+            at += 2
+        else:
+            store_u8(out, byte)
+            out += 1
+            at += 1
+            continue
+        if mode == LATIN1:
+            if code > 255:
+                return 0
+            store_u8(out, code)
+            out += 1
+        else:
+            out = put_utf8(out, code)
+    return out
+
+
+@inline
+def take_base64(out: int, at: int, size: int) -> int:
+    """Decode standard base64 with padding; 0 if it is not valid."""
+    if size & 3:
+        return 0
+    end = at + size
+    while at < end:
+        a = I64(_UNBASE64[load_u8(at)])
+        b = I64(_UNBASE64[load_u8(at + 1)])
+        c = I64(_UNBASE64[load_u8(at + 2)])
+        d = I64(_UNBASE64[load_u8(at + 3)])
+        # A byte that is no digit has the value 255, so one comparison finds it in any of the four.
+        if (a | b | c | d) < 64:
+            store_u8(out, (a << 2) | (b >> 4))
+            store_u8(out + 1, ((b << 4) | (c >> 2)) & 255)
+            store_u8(out + 2, ((c << 6) | d) & 255)
+            out += 3
+        else:
+            # Padding is allowed in the last group only.
+            if at + 4 != end or (a | b) >= 64 or load_u8(at + 3) != EQUALS:
+                return 0
+            store_u8(out, (a << 2) | (b >> 4))
+            out += 1
+            if c < 64:
+                store_u8(out, ((b << 4) | (c >> 2)) & 255)
+                out += 1
+            elif load_u8(at + 2) != EQUALS:
+                return 0
+        at += 4
+    return out
+
+
+@inline
+def short_escape(letter: int) -> int:
+    """The byte of Go's one-letter escape, or -1."""
+    if letter == BACKSLASH or letter == QUOTE or letter == APOSTROPHE:
+        return letter
+    if letter == LOWER_A:
+        return BELL
+    if letter == LOWER_B:
+        return BACKSPACE
+    if letter == LOWER_T:
+        return TAB
+    if letter == LOWER_N:
+        return NEWLINE
+    if letter == LOWER_V:
+        return VERTICAL_TAB
+    if letter == LOWER_F:
+        return FORM_FEED
+    return CARRIAGE_RETURN if letter == LOWER_R else -1
+
+
+@inline
+def unquote(start: int, end: int) -> int:
+    """Undo Go's strconv.Quote in place; the new end, or 0 for an escape that strconv.Quote never writes."""
+    # In place: no escape is shorter than what it stands for, so `out` never passes `at`.
+    at = start
+    out = start
+    while at < end:
+        byte = I64(load_u8(at))
+        if byte != BACKSLASH:
+            store_u8(out, byte)
+            out += 1
+            at += 1
+            continue
+        letter = I64(load_u8(at + 1)) if end - at > 1 else 0
+        code = short_escape(letter)
+        if code >= 0:
+            store_u8(out, code)
+            out += 1
+            at += 2
+        elif letter == LOWER_X and end - at >= 4:
+            code = (hex_of(I64(load_u8(at + 2))) << 4) + hex_of(I64(load_u8(at + 3)))
+            if code < 0:
+                return 0
+            store_u8(out, code)
+            out += 1
+            at += 4
+        elif letter == LOWER_U and end - at >= 6:
+            code = hex4(at + 2)
+            if code < 0 or 0xD800 <= code <= 0xDFFF:
+                return 0
+            out = put_utf8(out, code)
+            at += 6
+        elif letter == UPPER_U and end - at >= 10:
+            high = hex4(at + 2)
+            low = hex4(at + 6)
+            if high < 0 or low < 0 or high > 0x10:
+                return 0
+            out = put_utf8(out, (high << 16) | low)
+            at += 10
+        else:
+            return 0
+    return out
+
+
+@inline
+def read_text(out: int, word: int, size: int, mode: int, in_quotes: bool) -> int:
+    """Write the bytes that a span represents to `out`; returns their end, 0 if the span is not valid."""
+    at = word >> 2
+    if not in_quotes:
+        if word & 3:
+            return 0
+        copy_exact(out, at, size)
+        return out + size
+    if word & IS_STRING == 0:
+        return 0
+    if mode in (BASE64, BASE64_TEXT):
+        done = take_base64(out, at, size) if word & ESCAPED == 0 else 0
+        if mode == BASE64_TEXT and done != 0 and not is_utf8(out, done):
+            return 0
+        return done
+    if word & ESCAPED == 0 and mode != LATIN1:
+        copy_exact(out, at, size)
+        return out + size
+    done = take_string(out, at, size, LATIN1 if mode == LATIN1 else TEXT)
+    if mode == QUOTED and done != 0:
+        done = unquote(out, done)
+    return done
+
+
+@kernel
+def measure(row_count: int, order: int, results: int, lengths: int, cells: int, sums: int) -> int:
+    """Add the bytes of each row's cells to i64[2 * cells], new images before old; returns the rows.
+
+    order: each row's item.
+
+    Reads results and lengths. Writes `sums`. Bound: two images of `cells` lengths a row. Twin: none, because
+    it only adds up what `gather` copies from the same spans.
+    """
+    for row in range(row_count):
+        result = results + RESULT_BYTES * load_i64(order + 8 * row)
+        op = load_i64(result + RESULT_OP)
+        span = lengths + 4 * load_i64(result + RESULT_SPAN)
+        # The spans of an image that the row lacks were never written.
+        for cell in range(cells if op == DELETE else 0, cells if op == INSERT else 2 * cells):
+            store_u64(sums + 8 * cell, load_i64(sums + 8 * cell) + max(0, I64(load_i32(span + 4 * cell))))
+    return row_count
+
+
+@kernel
+def gather(
+    row_count: int, order: int, spans: Spans, columns: int, column_count: int, bases: int, bad: int
+) -> int:
+    """Write columns of rows; a row without the column's image gets a null. Returns how many values are bad.
+
+    order: i64[row_count], each row's item; columns: an array of COLUMN; bases: i64[2 * CHUNK] of scratch
+    memory; bad: u8, by item.
+
+    Reads the spans and the bytes they point to. Writes the columns and `bad`. Bound: the sum of its lengths
+    in a column of texts, as `measure` gives it; a word a row in the others. Twin: the plain decoder of each
+    protocol; `tests.contracts.test_codecs.test_damaged_messages_decode_alike` compares them. Trick: 64 rows
+    at a time, so that their messages stay in the cache while one column after another is read.
+    """
+    results, starts, lengths = spans.results, spans.starts, spans.lengths
+    wrong = 0
+    for first in range(0, row_count, CHUNK):
+        rows = min(CHUNK, row_count - first)
+        for i in range(rows):
+            result = results + RESULT_BYTES * load_i64(order + 8 * (first + i))
+            op = load_i64(result + RESULT_OP)
+            span = load_i64(result + RESULT_SPAN)
+            store_u64(bases + 8 * i, -1 if op == DELETE else span)
+            store_u64(bases + 8 * (CHUNK + i), -1 if op == INSERT else span)
+        for number in range(column_count):
+            column = columns + COLUMN_BYTES * number
+            mode = load_i64(column + C_MODE)
+            in_quotes = load_i64(column + C_IN_QUOTES) != 0
+            cell = load_i64(column + C_CELL)
+            rows_spans = bases + 8 * CHUNK * load_i64(column + C_OLD)
+            bits = U64(0)
+            if mode >= SIGNED:
+                out = load_i64(column + C_OUT) + 8 * first
+                wanted = IS_STRING if in_quotes else 0
+                for i in range(rows):
+                    span = load_i64(rows_spans + 8 * i)
+                    size = -1
+                    if span >= 0:
+                        size = I64(load_i32(lengths + 4 * (span + cell)))
+                    value = U64(0)
+                    if size >= 0:
+                        bits |= U64(1) << U64(i)
+                        value, good = read_integer(
+                            load_i64(starts + 8 * (span + cell)), size, mode == UNSIGNED, wanted
+                        )
+                        if not good:
+                            store_u8(bad + load_i64(order + 8 * (first + i)), 1)
+                            wrong += 1
+                    store_u64(out + 8 * i, value)
+            else:
+                out = load_i64(column + C_OUT)
+                ends = load_i64(column + C_ENDS) + 4 * first
+                # Where the text of the whole column begins: the ends count from there, over all chunks.
+                base = out - I64(load_i32(ends))
+                for i in range(rows):
+                    span = load_i64(rows_spans + 8 * i)
+                    size = -1
+                    if span >= 0:
+                        size = I64(load_i32(lengths + 4 * (span + cell)))
+                    if size >= 0:
+                        bits |= U64(1) << U64(i)
+                        # A bad value takes no space: `out` stays, so the bound of `measure` holds.
+                        done = read_text(out, load_i64(starts + 8 * (span + cell)), size, mode, in_quotes)
+                        if done == 0:
+                            store_u8(bad + load_i64(order + 8 * (first + i)), 1)
+                            wrong += 1
+                        else:
+                            out = done
+                    store_u32(ends + 4 * i + 4, out - base)
+                store_u64(column + C_OUT, out)
+            store_u64(load_i64(column + C_VALID) + (first >> 3), bits)
+            store_u64(column + C_NULLS, load_i64(column + C_NULLS) + rows - I64(ctpop64(bits)))
+    return wrong
+
+
+def warm() -> None:
+    """Compile kernels that are not in numba's cache yet, by calling them with no rows."""
+    measure(0, 0, 0, 0, 0, 0)
+    gather(0, 0, Spans(0, 0, 0), 0, 0, 0, 0)

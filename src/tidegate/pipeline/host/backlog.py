@@ -1,0 +1,149 @@
+"""The part of a feed that waits in the event store, given out as workers become free.
+
+    floors, manifests, bounds.json  ->  Backlog.take  ->  shares of (span, after, upto), one for each worker
+                                         Backlog.done  <-  those that are durable
+
+It belongs to the application. It reads no rows and opens no segment; the worker that gets a range does. It
+shares only files with the puller and the control process, and reads them again at every look. At most one
+range of a span is out at a time, so the rows of a span are written in order by any worker.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Set
+from typing import Final, NamedTuple
+
+from tidegate.eventstore import store_view
+from tidegate.eventstore.manifest import Manifest, ManifestReader
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range, deliverable, due, share, waits
+
+SMALL_BYTES: Final = 1 << 20
+"""So little that one worker delivers it in a moment."""
+KEPT: Final = 2
+"""How many manifests are kept for each span that is followed, at most."""
+
+
+class Share(NamedTuple):
+    """The ranges that one worker gets."""
+
+    ranges: list[Range]
+    bytes: int
+    """About how many bytes of entries they have."""
+
+
+class Backlog:
+    """The backlog of one incarnation. For one thread, except `done`, which any thread may call."""
+
+    def __init__(self, spec: FeedSpec, begun: Mapping[str, int]) -> None:
+        """`begun`: the ts up to which each span is durable."""
+        self._spec = spec
+        self._bounds_file = str(spec.feed_dir / "bounds.json")
+        self._begun = dict(begun)
+        """The ts up to which each span was given out."""
+        self._out: set[str] = set()
+        """Spans of which a worker has a range now."""
+        self._taken_at = float("-inf")
+        self.spans: Set[str] = frozenset()
+        """The spans in the bounds file at the last look."""
+        self.gathers = False
+        """Whether the last look found rows and left them, to wait for more."""
+        self._manifests: dict[str, ManifestReader] = {}
+        """Readers of the manifests looked at so far: each reads only what was appended since its last
+        read."""
+
+    def take(self, workers: int, at_most: int = 0) -> list[Share]:
+        """Take the ranges that are due now, shared among at most `workers` workers. Empty if nothing is due,
+        or if there is too little under heavy load (`gathers`).
+
+        `at_most`: bytes in all, about; it is small when other changefeeds wait; 0: the bound of the settings.
+        A look reads the bounds file and passes over all spans.
+        """
+        own = self._spec.config.tidegate.max_batch_bytes
+        budget = min(own, at_most) if at_most else own
+        found, sizes, waiting = self.look(budget)
+        now = time.monotonic()
+        self.gathers = bool(found) and waits(waiting, budget, now - self._taken_at)
+        if not found or self.gathers:
+            return []
+        self._taken_at = now
+        self._begun |= {one.span: one.upto for one in found}
+        self._out.update([one.span for one in found])
+        if at_most:  # another worker has to open a writer, which costs more than a small share gains
+            workers = min(workers, 1 + sum(sizes.values()) // SMALL_BYTES)
+        shares = share(found, sizes, workers)
+        return [Share(ranges, sum(sizes.get(one.span, 0) for one in ranges)) for ranges in shares]
+
+    def done(self, ranges: Iterable[Range]) -> None:
+        """These ranges are durable: the next ones of their spans may be taken."""
+        self._out.difference_update([one.span for one in ranges])
+
+    def give_back(self, ranges: Iterable[Range]) -> None:
+        """No worker got these ranges: they are due again. Called by the thread that took them."""
+        for one in ranges:
+            # No later range of this span was taken meanwhile, because at most one is out.
+            self._begun[one.span] = one.after
+            self._out.discard(one.span)
+
+    def bounds_mark(self) -> object:
+        """A mark that changes whenever the control process has replaced the bounds file."""
+        found = os.stat(self._bounds_file)  # noqa: PTH116 - half the price, and a hundred a second
+        return found.st_ino, found.st_mtime_ns
+
+    def look(self, at_most: int = 0) -> tuple[list[Range], dict[str, int], int]:
+        """The ranges that are due now, about how many bytes each has, and how many wait in all."""
+        bounds = Bounds.load(self._spec.feed_dir / "bounds.json")
+        self.spans = frozenset(bounds.spans)
+        # Read the frontier before the manifests: every row at or below it is in a manifest by then.
+        floors = store_view.read_frontier(self._spec.store_dir)
+        ddl = floors.get(bounds.ddl_span, 0)
+        frontier = store_view.lifted(floors, bounds.wanted, ddl, self._manifest)
+        if len(self._manifests) > KEPT * len(bounds.spans):
+            self._manifests.clear()  # most are of spans that were dropped
+        if len(self._begun) > KEPT * len(bounds.spans):
+            self._begun = {span: ts for span, ts in self._begun.items() if span in bounds.spans}
+        sizes = self._sizes(bounds, frontier)
+        # Each span gets an equal part. Otherwise a span with a long backlog would keep the others waiting.
+        budget = (at_most or self._spec.config.tidegate.max_batch_bytes) // max(1, len(sizes))
+
+        def cut(span: str, since: int, upto: int) -> int:
+            # docs/guarantees.md#changes-of-a-row-are-on-one-partition-in-commit-order:
+            # Its range is out, or it has no rows. A second range of it must not be out: two workers would
+            # write its rows in any order.
+            if span not in sizes:
+                return since
+            return store_view.cut(self._manifest(span), since, upto, budget)
+
+        found = due(self._begun, bounds, frontier, cut)
+        return found, {span: min(size, budget) for span, size in sizes.items()}, sum(sizes.values())
+
+    def _sizes(self, bounds: Bounds, frontier: Mapping[str, int]) -> dict[str, int]:
+        """Bytes that wait in each span, for the spans that have rows to deliver and no range out."""
+        found = {}
+        for span, start_ts in bounds.spans.items():
+            if span in self._out:
+                continue
+            after, upto = max(self._begun.get(span, 0), start_ts), deliverable(bounds, frontier, span)
+            size = self._pending(span, after, upto, bounds) if upto > after else 0
+            if size:
+                found[span] = size
+        return found
+
+    def _manifest(self, span: str) -> Manifest:
+        known = self._manifests.get(span)
+        if known is None:
+            known = self._manifests[span] = ManifestReader(self._spec.store_dir / span)
+        return store_view.read_manifest(self._spec.store_dir, span, known)
+
+    def _pending(self, span: str, after: int, upto: int, bounds: Bounds) -> int:
+        """Bytes in (after, upto]. 0 if no row there belongs to a table that is wanted."""
+        manifest = self._manifest(span)
+        if manifest.dropped_to > after:
+            return 0  # the puller has not yet started to pull the span again from `after` or before
+        rows, size, _, _ = store_view.pending(manifest, after, upto)
+        if rows and span in bounds.wanted:
+            folder = self._spec.store_dir / span
+            rows = store_view.has_any(folder, manifest, after, upto, *bounds.wanted[span])
+        return max(size, 1) if rows else 0

@@ -1,0 +1,213 @@
+"""One worker as the host sees it: its line, its process, its piece of work, and its signs of life.
+
+A worker does one piece at a time, so killing its process affects only the changefeed of that piece. The
+promise that no process works for an incarnation that is over depends on this: `give` is never called while
+the worker has a piece.
+
+There are three degrees of silence, each longer than the one before it:
+
+    stuck   it delivers, and has been silent for STUCK_S: a spare worker is started, and it continues
+    slow    it has been silent for SLOW_S or more: it is killed if work waits and no worker is free
+    hung    it has been silent for the changefeed's `stall-timeout`: it is killed in any case
+
+A sign of life is a message on its line, or a beat that it writes to a file (`beats`). `look` compares them
+without the host's lock, because reading the beats may wait for the disk. So `note` must check that the worker
+still has the same piece. Otherwise the silence of one piece would count for the next.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tidegate.control.watchdog import Watchdog
+from tidegate.errors import Retryable, TidegateError
+from tidegate.pipeline.exchange.lines import Line
+from tidegate.pipeline.exchange.work import FROM_WORKER, LoadReport, Piece, parse, to_json
+from tidegate.pipeline.host.incarnation import Incarnation, Key
+from tidegate.pipeline.host.jobs import WorkerProcess
+from tidegate.pipeline.host.timetable import WorkKind
+
+STUCK_S: Final = 1.5
+"""After this time without a sign of life from a worker that delivers, a spare worker is started. Beats and
+looks come at most twice a second, so less than a second of silence means nothing.
+"""
+SLOW_S: Final = 5.0
+"""A worker may be silent for this time while other work waits. The time doubles with each consecutive failure
+of the changefeed, `SLOWER_MAX` times at most, so that a sink that is only slow is not killed forever.
+"""
+SLOWER_MAX: Final = 5
+SLOW_FIRST_S: Final = 20.0
+"""The same for its first piece of an incarnation, where it opens schemas and sink, and for begins and
+loads."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """A piece of work, and the incarnation it belongs to."""
+
+    of: Incarnation
+    piece: Piece
+    kind: WorkKind
+    words: str
+    """A description for people."""
+    bytes: int = 0
+    """About how many bytes of entries it has."""
+    answer: Future[Sequence[LoadReport]] | None = None
+    """Gets the result, if a thread waits for it."""
+
+    @property
+    def shown(self) -> str:
+        return f"deliver {self.words}" if self.kind is WorkKind.DELIVER else self.words
+
+    def answered(self, found: Sequence[LoadReport] | TidegateError) -> None:
+        """Give the result, or the error, to the thread that waits for it. A second call does nothing."""
+        if self.answer is None or self.answer.done():
+            return
+        if isinstance(found, TidegateError):
+            self.answer.set_exception(found)
+        else:
+            self.answer.set_result(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """How long a worker has given no sign of life, and for how long that is accepted. Seconds."""
+
+    silent_s: float
+    slow_s: float
+    """After this time it is slow."""
+    patience_s: float
+    """After this time it hangs."""
+    counts_as_stuck: bool
+    """Whether a spare worker could help: this one delivers, and has worked for the incarnation before."""
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether it has to be killed even if no work waits for a worker."""
+        return self.silent_s >= self.patience_s
+
+
+class Dead(Exception):
+    """A worker's connection has ended or cannot be used any more."""
+
+
+@dataclass(slots=True, eq=False)
+class ConnectedWorker:
+    """The host's view of one worker. Fields change only under the host's lock, except `said`."""
+
+    line: Line
+    process: WorkerProcess
+    pieces: queue.SimpleQueue[Work | None] = field(default_factory=queue.SimpleQueue)
+    """Pieces for its thread. None ends the thread, because the worker is gone."""
+    work: Work | None = None
+    given_at: float = 0.0
+    """When `work` was given to it (monotonic)."""
+    served: dict[Key, int] = field(default_factory=dict)
+    """The incarnations for which it has worked without error, each with the value of `done` at that time."""
+    done: int = 0
+    said: int = 0
+    """The number of messages it has sent."""
+    silent_s: float = 0.0
+    """How long it has given no sign of life, if it is slow; otherwise 0. Seconds."""
+    is_stuck: bool = False
+    """Whether it delivers, and has given no sign of life for STUCK_S."""
+    killed: bool = False
+    killed_for: TidegateError | None = None
+    """Why it was killed. None if its incarnation was over."""
+    machine: str = ""
+    """The machine on which it runs; empty for this one."""
+    _watchdog: Watchdog = field(default_factory=Watchdog)
+
+    @property
+    def who(self) -> str:
+        """A name for people."""
+        where = f" on {self.machine}" if self.machine else ""
+        return f"a worker ({self.process.pid}{where})"
+
+    def give(self, work: Work, now: float) -> None:
+        """Give it a piece. `now`: monotonic. The watchdog is new: earlier silence belongs to
+        another piece.
+        """
+        self.work, self.silent_s, self.is_stuck, self._watchdog = work, 0.0, False, Watchdog()
+        self.given_at = now
+        self.pieces.put(work)
+
+    def finished(self, one: Incarnation, *, well: bool) -> None:
+        """Its piece has ended. `well`: its open schemas and writer of the incarnation can be used again."""
+        self.done += 1
+        if well:
+            self.served[one.key] = self.done
+        else:
+            self.served.pop(one.key, None)
+
+    def kill(self, why: TidegateError | None = None) -> None:
+        """Kill its process. Under the host's lock, so that it still has the piece for which it is killed."""
+        # The first reason counts. Later ones are consequences.
+        self.killed, self.killed_for = True, self.killed_for or why
+        self.process.kill()
+
+    # --- its line, by its own thread
+
+    def say(self, piece: Piece) -> None:
+        """Send it a piece. Raises Dead."""
+        try:
+            self.line.say(to_json(piece))
+        except OSError as error:
+            raise Dead(str(error)) from error
+
+    def received(self) -> Any:
+        """Its next message, one of `FROM_WORKER`. Raises Dead."""
+        try:
+            found = self.line.receive()
+            message = None if found is None else parse(found, FROM_WORKER)
+        except ValueError as error:
+            raise Dead(f"it sent what is no message: {error}") from error
+        if message is None:
+            raise Dead("its connection has ended")
+        self.said += 1
+        return message
+
+    # --- its signs of life, by the thread that watches
+
+    def look(self, work: Work, beats: int | None, now: float) -> Silence:
+        """How long it has been silent with this piece. `beats`: its count, if any; `now`: monotonic."""
+        own, knows = work.of.spec.config.tidegate, work.of.key in self.served
+        delivers = knows and work.kind is WorkKind.DELIVER
+        patience_s = own.stall_timeout if knows else own.start_timeout
+        slow_s = SLOW_S if delivers else SLOW_FIRST_S
+        slow_s = min(patience_s, slow_s * 2 ** min(work.of.failures, SLOWER_MAX))
+        # It reports from the lowest limit on. The caller compares the silence with the others.
+        found = self._watchdog.step(now, work.words, (self.said, beats), min(STUCK_S, slow_s))
+        return Silence(0.0 if found is None else found.silent_s, slow_s, patience_s, delivers)
+
+    def note(self, work: Work, silence: Silence) -> bool:
+        """Keep the result of `look`. Returns False, and keeps nothing, if it has another piece by now."""
+        if self.work is not work:
+            return False
+        self.silent_s = silence.silent_s if silence.silent_s >= silence.slow_s else 0.0
+        self.is_stuck = silence.counts_as_stuck and silence.silent_s >= STUCK_S
+        return True
+
+
+def hung(who: str, words: str, silent_s: float) -> Retryable:
+    """Why a worker that hangs is killed."""
+    return Retryable(
+        f"[CDC:ErrPipelineHung]a worker of the pipeline has work and has done nothing for {silent_s:.0f} s",
+        where=who,
+        why=f"it has to deliver {words}",
+        fix="nothing: it is killed, the changefeed is started again, and nothing is lost; on a machine that "
+        "is only too slow raise stall-timeout, or start-timeout, in [tidegate]",
+    )
+
+
+def too_slow(who: str, words: str, silent_s: float) -> Retryable:
+    """Why a slow worker is killed."""
+    return Retryable(
+        f"[CDC:ErrSinkSlow]nothing was done for {silent_s:.0f} s while other changefeeds waited for a worker",
+        where=f"{who}, with {words}",
+        fix="see whether the sink works; the changefeed is started again by itself, and nothing is lost",
+    )

@@ -1,0 +1,131 @@
+"""Watches the workers: which make progress, which are killed because they do not, and what each one does.
+
+A worker that has work and gives no sign of life is killed after the changefeed's `stall-timeout`. If work
+waits and no worker is free, it is killed earlier, after `SLOW_S` (`connected_worker`: stuck, slow, hung).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from tidegate.errors import TidegateError
+from tidegate.model.reports import AtWork, Working
+from tidegate.pipeline.exchange.beats import read_beats
+from tidegate.pipeline.host.connected_worker import ConnectedWorker, Work, hung, too_slow
+from tidegate.pipeline.host.incarnation import Incarnation, Key
+from tidegate.pipeline.host.incarnations import Incarnations
+from tidegate.pipeline.host.supply import Supply
+from tidegate.pipeline.host.threads import Threads
+from tidegate.pipeline.host.timetable import Timetable
+from tidegate.pipeline.host.workforce import Workforce
+
+WATCH_S: Final = 0.5
+"""The pause between two looks for signs of life."""
+ROOM_S: Final = 0.5
+"""The shortest time between two looks at whether a slow worker must be killed because work waits."""
+
+
+class SignsOfLife:
+    """Watches all workers. `watch` runs in a thread of its own; `make_room` is for the placement's thread."""
+
+    def __init__(
+        self,
+        threads: Threads,
+        timetable: Timetable[Key],
+        workforce: Workforce,
+        incarnations: Incarnations,
+        supply: Supply,
+        on_look: Callable[[Working], None],
+    ) -> None:
+        """`on_look`: called with the current work of all workers, whenever that has changed."""
+        self._changed, self._timetable, self._workforce = threads.changed, timetable, workforce
+        self._incarnations, self._supply, self._on_look = incarnations, supply, on_look
+        self._looked_for_room_at = float("-inf")
+
+    def watch(self) -> None:
+        """Notice workers that make no progress with their work, free workers that are gone, and missing ones.
+
+        Does not return. Raises Retryable if Spark does not start a required worker.
+        """
+        said: Working | None = None
+        while True:
+            time.sleep(WATCH_S)
+            with self._changed:
+                # Ends the threads of workers that died while they were free, also when nothing is given out.
+                self._workforce.any_free()
+                busy = self._workforce.busy()
+                out = {work.of.key for _, work in busy}
+                waiting = [one for one in self._incarnations if _waits(one, out)]
+                working = self._working(busy, waiting)
+            self._supply.check()
+            if working != said:
+                self._on_look(working)
+                said = working
+            for one in waiting:
+                one.beats.beat()  # it waits only for a free worker, so it must not count as hung
+            for worker, work in busy:
+                # A worker elsewhere sends Alive on its line. Its process id may also be in use here.
+                beats = {} if worker.machine else read_beats(work.of.spec.beats_dir)
+                self._watch_one(worker, work, beats.get(str(worker.process.pid)))
+            self._supply.replace_stuck()
+
+    def make_room(self, is_wanted: Callable[[], bool]) -> None:
+        """Kill the slow worker that has been silent longest, if work waits.
+
+        `is_wanted`: whether work waits; called without the lock, because it may read files. Only one worker
+        is killed at a time: the next one not before a new worker has connected, nor while a spare one starts.
+        """
+        now = time.monotonic()
+        if now - self._looked_for_room_at < ROOM_S:
+            return
+        self._looked_for_room_at = now
+        with self._changed:
+            if self._supply.is_one_coming(now) or self._workforce.any_killed():
+                return
+            slow = self._workforce.slow()
+        if not slow or not is_wanted():
+            return
+        with self._changed:
+            worst = max(slow, key=lambda each: each.silent_s)
+            # It may have given a sign of life, or finished its piece, while the lock was free.
+            if worst.silent_s and worst.work is not None:
+                self._kill(worst, worst.work, too_slow(worst.who, worst.work.words, worst.silent_s))
+
+    def _watch_one(self, worker: ConnectedWorker, work: Work, beats: int | None) -> None:
+        silence = worker.look(work, beats, time.monotonic())
+        with self._changed:
+            if worker.note(work, silence) and silence.is_hung and not worker.killed:
+                self._kill(worker, work, hung(worker.who, work.words, silence.silent_s))
+
+    def _kill(self, worker: ConnectedWorker, work: Work, why: TidegateError) -> None:
+        """Kill a worker for its silence. Under the lock.
+
+        `answered` is called now, not when the process has ended. Another changefeed may get an answer from
+        the same address meanwhile, and this failure must not override that later answer.
+        """
+        self._timetable.answered(work.of.key, well=False)
+        worker.kill(why)
+
+    def _working(
+        self, busy: Sequence[tuple[ConnectedWorker, Work]], waiting: Sequence[Incarnation]
+    ) -> Working:
+        now = time.monotonic()
+        at_work = (
+            AtWork(
+                each.process.pid,
+                work.of.spec.changefeed,
+                work.shown,
+                round(now - each.given_at),
+                each.machine,
+            )
+            for each, work in busy
+        )
+        waits = tuple(one.spec.changefeed for one in waiting)
+        return Working(len(self._workforce), tuple(at_work), waits)
+
+
+def _waits(one: Incarnation, out: Collection[Key]) -> bool:
+    """Whether it waits for nothing but a free worker."""
+    return not one.over and one.key not in out and (one.backlog is None or one.may_be_due)

@@ -1,0 +1,7 @@
+"""A capture among others: its data folder, its session and term as owner, and the messages between them.
+
+`data_folder`, `membership` and `candidacy` (a session in the etcd, the turn as owner), `lifetime` (why
+a capture ends), `message_router` and `message_client` (messages between owners and processors),
+`recorder` (files of all decisions). `capture_process` (what stays from session to
+session).
+"""

@@ -1,0 +1,251 @@
+"""The part of a changefeed that is the same for all incarnations, and the files that the application reads.
+
+`spec-*.json` identifies an incarnation and is removed when the next one is written. `bounds.json` says how
+far the incarnation may deliver and is replaced whenever that changes. `pipeline.exchange.feed` reads both.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.config.reading import config_from_json
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri, parse_sink_uri
+from tidegate.control.barrier import SpanTask
+from tidegate.control.grants import Grant
+from tidegate.control.metadata import FeedId, FeedInfo
+from tidegate.disk import replace_file, writing
+from tidegate.model.path_part import path_part
+from tidegate.server.catalogue.catalogues import DDL_SPAN_ID
+from tidegate.server.catalogue.stripes import spans_json
+from tidegate.sink.base import Sink, SinkFeed
+from tidegate.sink.registry import sink_of
+
+OF_INCARNATIONS: Final = ("spec*.json", "start*.json", "spark*")
+"""The files in a feed's folder that belong to one incarnation only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The files and folders of a capture, all below `data_dir`."""
+
+    data_dir: Path
+    store: Path
+
+    @property
+    def metadata(self) -> Path:
+        return self.data_dir / "metadata.db"
+
+    @property
+    def socket(self) -> Path:
+        return self.data_dir / "control.sock"
+
+    @property
+    def application(self) -> Path:
+        """The application's own folder, with Spark's files."""
+        return self.data_dir / "application"
+
+    def feed(self, feed: FeedId) -> Path:
+        """A feed's own folder."""
+        return self.data_dir / "feeds" / path_part(feed.namespace) / path_part(feed.name)
+
+    def rename_earlier(self) -> None:
+        """Rename folders of earlier releases, which had the feeds' plain names, to case-safe names."""
+        feeds = self.data_dir / "feeds"
+        for namespace in _folders(feeds):
+            for folder in _folders(namespace):
+                _rename_plain(folder)
+            _rename_plain(namespace)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+
+
+def _rename_plain(folder: Path) -> None:
+    """No feed's name contains an equals sign, so a folder's name with one was renamed before."""
+    wanted = folder.with_name(path_part(folder.name))
+    if "=" not in folder.name and wanted.name != folder.name and not wanted.exists():
+        folder.rename(wanted)
+
+
+class BoundsFile:
+    """`bounds.json`: up to which ts each span may go. Replaced atomically, and only if a reader needs the
+    change.
+
+    Replacing a file costs more than the rest of a tick, and a feed's bound moves up to 20 times a second. It
+    also waits for the disk: so `text` says what to write, and `put` writes it in another thread.
+    """
+
+    def __init__(self, path: Path, token: tuple[int, int], ddl_span: str = DDL_SPAN_ID) -> None:
+        self._path, self._token, self._ddl_span = path, token, ddl_span
+        self._spans: dict[str, SpanTask] = {}
+        self._spans_text = self._sent_spans = self._sent = ""
+        self._putting = threading.Lock()
+        self._is_closed = False
+
+    def write(
+        self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
+    ) -> None:
+        """Write `text`, if there is any. Raises DiskFull; the earlier file then stays as it is."""
+        if text := self.text(bound, spans, raise_starts=raise_starts, idle=idle):
+            self.put(text)
+
+    def text(
+        self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
+    ) -> str:
+        """The content with bound and spans; empty: no reader needs a change.
+
+        A known span keeps the start that was written first, unless `raise_starts`. `idle`: every row at or
+        below the bound is durable. The bound is then written only together with other spans, or later when
+        there are rows.
+        """
+        if raise_starts or not self._spans_text or self._are_others(spans):
+            starts = {} if raise_starts else {name: task.start_ts for name, task in self._spans.items()}
+            self._spans = {
+                name: replace(task, start_ts=starts.get(name, task.start_ts)) for name, task in spans.items()
+            }
+            self._spans_text = json.dumps(spans_json(self._spans.values()))
+        if idle and self._spans_text == self._sent_spans:
+            return ""
+        text = (
+            f'{{"token":[{self._token[0]},{self._token[1]}],"bound":{bound},"ddl_span":"{self._ddl_span}",'
+            f'"spans":{self._spans_text}}}'
+        )
+        return text if text != self._sent else ""
+
+    def put(self, text: str) -> None:
+        """Replace the file by the last `text`, unless it is closed. Blocks; raises DiskFull."""
+        with self._putting:
+            if self._is_closed:
+                return
+            partial = self._path.with_suffix(".tmp")
+            with writing(partial):
+                partial.write_text(text)
+            # Not synced: after a loss of power the next incarnation writes the file again.
+            partial.replace(self._path)
+            self._sent, self._sent_spans = text, self._spans_text
+
+    def close(self) -> None:
+        """Write no more: the next incarnation's file has the same path. Waits for a `put` that runs."""
+        with self._putting:
+            self._is_closed = True
+
+    def _are_others(self, spans: dict[str, SpanTask]) -> bool:
+        """Whether the spans, or the wanted tables of one, differ from those that were written last."""
+        if spans.keys() != self._spans.keys():
+            return True
+        return any(task.wanted != self._spans[name].wanted for name, task in spans.items())
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPlan:
+    """The settings that do not change between the incarnations of a feed."""
+
+    cluster: int
+    feed: FeedId
+    uri: SinkUri
+    config: ReplicaConfig
+    instance: str
+    paths: Paths
+    capture: str
+    """The capture whose writers deliver; it is part of their names."""
+    load: bool = False
+    """Whether the initial load comes first, as planned in `load.json`."""
+    grant: Grant | None = None
+    """The grant under which the owner's sink is opened."""
+    shared: str = ""
+    """The shared metadata store as `etcd:ENDPOINTS`; empty: it is the file of `paths`."""
+
+    @classmethod
+    def of(
+        cls, cluster: int, feed: FeedId, info: FeedInfo, paths: Paths, capture: str, shared: str = ""
+    ) -> FeedPlan:
+        """The plan of a stored feed."""
+        uri, config = parse_sink_uri(info.sink_uri), config_from_json(info.config)
+        return cls(cluster, feed, uri, config, info.instance, paths, capture, shared=shared)
+
+    @classmethod
+    def sink_of(cls, cluster: int, feed: FeedId, uri: SinkUri, config: ReplicaConfig, paths: Paths) -> Sink:
+        """The sink of a feed that is not stored yet, to read its description."""
+        return cls(cluster, feed, uri, config, "", paths, "").sink
+
+    @property
+    def metadata(self) -> str:
+        """The place from which workers read grants."""
+        return self.shared or str(self.paths.metadata)
+
+    @property
+    def folder(self) -> Path:
+        return self.paths.feed(self.feed)
+
+    def slots(self, cores: int) -> int:
+        """The most writers that the pipeline may use at the same time on a machine."""
+        # One for each worker except spares, so that no worker takes another's slot (`timetable.workers_for`).
+        return self.sink.describe().at_once(self.config.tidegate.slots or 2 * cores + 2)
+
+    @property
+    def sink(self) -> Sink:
+        """The sink to which the feed is delivered."""
+        grant = (0, 0, 0) if self.grant is None else (*self.grant.token, self.grant.incarnation)
+        who = self.cluster, self.feed.namespace, self.feed.name, self.instance
+        return sink_of(SinkFeed(*who, self.uri, self.config, grant, self.capture, self.folder))
+
+    def spec(self, grant: Grant) -> dict[str, Any]:
+        """The content of the spec file of an incarnation (`Grant.spec_file`)."""
+        return {
+            "cluster_id": self.cluster,
+            "namespace": self.feed.namespace,
+            "id": self.feed.name,
+            "sink_uri": self.uri.render(redact=False),
+            "config": self.config.to_json(),
+            "token": list(grant.token),
+            "instance": grant.instance,
+            "incarnation": grant.incarnation,
+            "slots": grant.slots,
+            "capture": self.capture,
+            "ranges": [[one.id.start.hex(), one.id.end.hex()] for one in grant.ranges],
+            "givers": dict(grant.givers),
+            "store_dir": str(self.paths.store),
+            "metadata": self.metadata,
+            "socket_path": str(self.paths.socket),
+            "load": self.load,
+        }
+
+
+def write_spec(plan: FeedPlan, grant: Grant) -> Path:
+    """Write the spec of an incarnation to a file of its own; remove the files of earlier incarnations.
+
+    The name is new each time, because a process of an earlier incarnation that wakes up must never read the
+    spec of its successor and take it for its own.
+    """
+    path = plan.folder / grant.spec_file
+    for pattern in OF_INCARNATIONS:
+        for earlier in plan.folder.glob(pattern):
+            if earlier.is_dir():
+                shutil.rmtree(earlier, ignore_errors=True)
+            else:
+                earlier.unlink(missing_ok=True)
+    replace_file(path, json.dumps(plan.spec(grant)).encode(), mode=0o600)
+    return path
+
+
+def folders_used(paths: Paths, cluster: int, metadata: str) -> Iterator[FeedId]:
+    """The changefeeds that have a folder with the spec of an incarnation in it, which this capture ran for
+    these metadata (`FeedPlan.metadata`). Folders of other metadata are left alone.
+    """
+    for path in sorted((paths.data_dir / "feeds").glob("*/*/spec-*.json")):
+        try:
+            found = json.loads(path.read_text())
+            feed = FeedId(found["namespace"], found["id"])
+            is_ours = (found["cluster_id"], found["metadata"]) == (cluster, metadata)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # a torn file of an incarnation that never began
+        if is_ours and paths.feed(feed) == path.parent:
+            yield feed

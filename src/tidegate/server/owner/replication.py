@@ -1,0 +1,386 @@
+"""Replicates a changefeed as its owner: one incarnation after the other, until it ends.
+
+    meet processors -> open catalogue -> [share -> grant -> sink -> dispatch -> tick ... -> end] -> [...]
+
+Everything runs in the control process's asyncio loop; blocking calls run in threads. A tick happens when a
+processor reports, floors have moved (`server.pulling.pulse`), a call has ended or something is due by time.
+The owner (`control.owner`) decides, and this file performs. Rows, spans and the pipeline belong to the
+processors (`server.processor.processor`). This file knows them only by their messages, whichever captures
+they are on (`server.owner.peers`). To divide the key space in another way, all incarnations end and new ones
+begin.
+
+A failure ends the incarnation and is raised to the life (`server.owner.life`), which tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Mapping
+from math import inf
+from typing import Final, assert_never
+
+from tidegate.control import trace
+from tidegate.control.barrier import Barrier
+from tidegate.control.messages import FromProcessor, Wish
+from tidegate.control.metadata import FeedError
+from tidegate.control.owner import Owner
+from tidegate.errors import Retryable
+from tidegate.log import event
+from tidegate.server.delivery.owner_sink import OpenedSink
+from tidegate.server.delivery.watch import LOOK_S
+from tidegate.server.node import Node
+from tidegate.server.owner.ddl import OwnerDdl
+from tidegate.server.owner.effects import OwnerEffects
+from tidegate.server.owner.layout import FeedLayout
+from tidegate.server.owner.peers import Peer, Peers
+from tidegate.server.owner.processor_link import ProcessorLink, Terms
+from tidegate.server.owner.processor_reports import (
+    CannotPrepare,
+    Finding,
+    LoadDurable,
+    MayHaveLeftovers,
+    PartFailed,
+    ProcessorReports,
+    RangesRun,
+    RecordsOver,
+    Restarted,
+)
+from tidegate.server.owner.record import FeedRecord
+from tidegate.server.owner.shares import FeedShares
+from tidegate.server.owner.sharing import CAPTURES_S
+from tidegate.server.owner.sink import FeedSink
+from tidegate.server.supervision.jobs import Jobs, to_its_end
+
+LOG: Final = logging.getLogger(__name__)
+
+TICK_S: Final = 0.02
+"""The pause between ticks while new DDL waits for the catalogue, which another thread may be using."""
+WATCH_S: Final = 1.5
+"""The pause between two looks at a call that may hang. A watchdog counts at most `STEP_MAX_S` of each."""
+PIPELINE_STARTS: Final = "pipeline"
+"""The text of `waiting_for` until processors deliver, as shown to users."""
+
+
+class Replication:
+    """The replication of one changefeed, while its life runs. Lives in one asyncio loop."""
+
+    def __init__(self, node: Node, record: FeedRecord) -> None:
+        self._node, self._record = node, record
+        self.checkpoint = record.persisted
+        """Everything up to here is durable downstream; never below the stored checkpoint."""
+        self.owner: Owner | None = None
+        """The owner machine; None while the catalogue is not open."""
+        self.waiting_for = ""
+        """Describes what must happen before anything can be delivered."""
+        self.left_behind = False
+        """Whether our processor has not confirmed its end, so that it may still write the feed's files."""
+        self._wake = asyncio.Event()
+        wake = self._wake.set
+        self._jobs = Jobs(record.id, wake)
+        self.peers = Peers()
+        self._link = ProcessorLink(node, record.id, self.peers, self._terms, self._take_message, wake)
+        self.reports = ProcessorReports(node.capture, self.peers, self._set_loads)
+        self.shares = FeedShares(node, record, self.peers, self._link, self.reports)
+        self.ddl = OwnerDdl(node, record)
+        self.sink = FeedSink(node, record)
+        self.layout = FeedLayout(record, self._running, wake)
+        self._effects = OwnerEffects(node, record, self.sink, self.shares.sharing, self.reports.totals, wake)
+        self._is_storing_load = False
+        """Whether the end of the initial load is being stored."""
+
+    def _set_loads(self, capture: str, loads: Mapping[str, int]) -> None:
+        self.shares.sharing.loads[capture] = loads
+
+    def _running(self) -> tuple[Owner, OpenedSink] | None:
+        owner, sink = self.owner, self.sink.opened
+        return (owner, sink) if owner is not None and sink is not None else None
+
+    # --- from start to end ---------------------------------------------------------------------------
+
+    async def replicate(self) -> None:
+        """Replicate until the target is reached. Raises the failure; a stop cancels it."""
+        node, record = self._node, self._record
+        self._jobs.begin()
+        self._effects.begin()
+        await self._meet()
+        if self.owner is None or not self.ddl.is_open:
+            await self._open()
+        store = record.captured.store
+        node.pulse.follow(store, record.id, self._on_floors, first=True)
+        self.ddl.floors_have_moved()  # what has changed while it did not follow
+        try:
+            while not self._effects.is_target_reached:
+                await self._start_incarnation()
+                await self._deliver()
+                if not self._effects.is_target_reached:  # the next one has other shares, or another layout
+                    await to_its_end(self._end_incarnation())
+        finally:
+            node.pulse.leave(store, record.id, self._on_floors)
+            await to_its_end(self._end_incarnation())  # shielded: a pause must not leave its processes
+
+    async def wait_for_tasks(self) -> None:
+        """Wait for background tasks, after the loop has ended."""
+        await self._jobs.wait_for_tasks()
+
+    async def close(self, *, forget: bool = False) -> None:
+        """Release catalogue and spans; the next start opens them at the stored checkpoint.
+
+        `forget`: the changefeed is removed, so processors delete what they keep for it.
+        """
+        owner = self.owner
+        if owner is not None and owner.checkpoint > self._record.persisted and not forget:
+            await self._record.store_last(owner.checkpoint)
+        self.owner = None
+        self.ddl.close(forget=forget)
+        self.waiting_for = ""
+        # A Dispatch must name the epoch of the processor's process, which only its answer to us says. A feed
+        # that has not run has met nobody.
+        if forget:
+            await self._meet()
+        rest = Wish.DELETE if forget else Wish.REST
+        await self._link.ask_to_end(
+            rest, [peer for peer in self._link.reachable() if forget or peer.asked is not None]
+        )
+        mine = self.peers.get(self._node.capture)
+        # A leftover on another capture is fenced; one here would write the same files as its successor.
+        self.left_behind = mine is not None and mine.asked is not None and not mine.given_up.is_set()
+
+    def check_ended(self) -> None:
+        """Raises Retryable while work of the feed is still ending."""
+        if self.left_behind:
+            raise Retryable(
+                "the changefeed has not ended yet",
+                where=f"changefeed {self._record.id}",
+                why="its processor was asked to stop and has not answered",
+                fix="retry the request; if this lasts, check that the disk answers, and restart the server",
+            )
+
+    def warn(self, error: FeedError) -> None:
+        """Show an error that does not stop the pipeline."""
+        if self._record.life.runs:
+            self._jobs.spawn(self._show(error))
+
+    async def _show(self, error: FeedError) -> None:
+        await self._record.become_if_there_is_room(self._record.life.warned(error))
+
+    async def _open(self) -> None:
+        """Open catalogue and owner at the stored checkpoint, while our processor prepares."""
+        node, record = self._node, self._record
+        view = self.ddl.view()
+        if not node.others():  # with other captures it is not known yet which one gets what
+            self._link.dispatch(self.peers[node.capture], Wish.PREPARE)
+
+        def waits(what: str) -> None:
+            self.waiting_for = what
+
+        batches, known = await self.ddl.open(view, waits)
+        held_at = record.persisted if record.loading else 0
+        self.sink.topics = self.ddl.topics
+        self.shares.sharing.begin(self.ddl.initial)
+        self.owner = Owner(
+            record.persisted,
+            Barrier(record.persisted, record.info.target_ts, held_at=held_at),
+            record.wanted,
+            resolved_interval_s=record.config.tidegate.resolved_interval,
+            quiet_interval_s=node.pulse.calmer_s(record.captured.store),
+        )
+        node.follow(trace.OWNER, str(record.id), self.owner)
+        self.owner.learn(batches, known)
+
+    # --- an incarnation ------------------------------------------------------------------------------
+
+    async def _start_incarnation(self) -> None:
+        """Raise grants, fence and open the sink, dispatch to the processors: in this order.
+
+        A processor may begin only when its grant is stored and earlier writers are fenced.
+        """
+        owner, record = self.owner, self._record
+        assert owner is not None
+        self._jobs.begin()
+        self._effects.begin()
+        self.shares.reason = ""
+        self._wake.clear()
+        grants = await self.shares.raise_grants(owner)
+        lead = self.shares.lead(grants)
+        plan = dataclasses.replace(record.plan, capture=lead)
+        first = await self.ddl.definitions() if record.loading else []
+        thread = self.sink.begin()
+        self.waiting_for = "sink"
+        # No tick runs until the sink is open, so a call that hangs is looked for here.
+        async with self._jobs.watched(self._check_sink, LOOK_S):
+            await self.shares.fence_all(plan, grants, thread)
+            sink = await self.sink.open(plan, grants[lead], thread, first)
+        if await record.adopt_settings(sink.delivered_to):
+            await self._begin_again()
+            return
+        owner.sink_open(sink.resolved_journal, sink.ddl_journal)
+        await self.layout.take_up(owner, sink)
+        self.ddl.try_again()
+        self.waiting_for = PIPELINE_STARTS
+        self.reports.totals.starts += 1
+        for name in grants:
+            self._link.dispatch(self.peers[name], Wish.RUN)
+
+    async def _begin_again(self) -> None:
+        """Begin once more, because the stored checkpoint was raised above the one that this began at."""
+        try:
+            await self._end_incarnation()
+        finally:  # even after a failure nothing may continue from below
+            await self.close()
+        self.check_ended()
+        await self._open()
+        await self._start_incarnation()
+
+    async def _end_incarnation(self) -> None:
+        """Stop processors and sink. A sink call that does not end is abandoned; the next sink fences it."""
+        if self.owner is not None:
+            # First, so that the owner machine emits nothing more for a sink that is being given up.
+            self.owner.sink_lost()
+        sink = self.sink.release()
+        await self._jobs.end()
+        # Meanwhile, because the checkpoint waits for both. Neither needs the other.
+        closing = asyncio.create_task(sink.close()) if sink is not None else None
+        try:
+            await self._link.ask_to_end(Wish.PREPARE, [peer for peer in self._link.reachable() if peer.runs])
+        finally:
+            if closing is not None:
+                await closing
+
+    # --- the loop ------------------------------------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        """Tick until the incarnation has nothing more to do. Raises its failure."""
+        effects = self._effects
+        while not (effects.is_target_reached or effects.is_repartitioned or self.shares.reason):
+            self._tick()
+            self._check_sink()
+            self.shares.check_shares(self.owner, is_starting=self.waiting_for == PIPELINE_STARTS)
+            if self._jobs.failure is not None:
+                raise self._jobs.failure
+            await self._pause()
+
+    def _on_floors(self) -> None:
+        self.ddl.floors_have_moved()
+        self._wake.set()
+
+    async def _pause(self) -> None:
+        """Wait for the next tick, which comes at once when something has happened.
+
+        If a call may hang, it is looked for meanwhile. That needs no tick, which costs much more.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._rest_s()
+        while not self._wake.is_set() and loop.time() < until:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(until, loop.time() + self._watch_s())):
+                    await self._wake.wait()
+            self._check_sink()
+        # After the wait: what comes during a tick ends the next wait at once.
+        self._wake.clear()
+
+    def _watch_s(self) -> float:
+        """The time until the next look whether a call hangs; infinite while there is no call."""
+        # A call that was only just spawned does not show in `sink.is_called` yet.
+        return WATCH_S if self._jobs.are_any or self.sink.is_called else inf
+
+    def _rest_s(self) -> float:
+        """The time until something is due if nothing happens before."""
+        node, owner, store = self._node, self.owner, self._record.captured.store
+        if owner is None or self.ddl.is_behind:
+            return TICK_S
+        rest_s = node.pulse.rest_s(store)
+        if node.shared:
+            # With many changefeeds less often, as everything that is done for changefeeds without rows.
+            rest_s = min(rest_s, max(CAPTURES_S, node.pulse.calmer_s(store) / 2))
+        return min(rest_s, owner.due_in(node.clock.monotonic()))
+
+    def _tick(self) -> None:
+        """Read new DDL, perform the owner's effects, send the processors their bound."""
+        node, record, owner = self._node, self._record, self.owner
+        assert owner is not None
+        now = node.clock.monotonic()
+        # Without rows there is nothing to announce between two wake-ups, and each Resolved is a transaction.
+        owner.quiet_interval_s = node.pulse.calmer_s(record.captured.store)
+        self.ddl.read(owner, now)
+        for effect in owner.tick(now):
+            self._jobs.spawn(self._effects.perform(owner, effect))
+        self.checkpoint = owner.checkpoint
+        # Rows above the known DDL may be of tables that are not known yet.
+        record.resolved_ts = max(record.resolved_ts, min(owner.ranges.resolved, owner.barrier.resolved))
+        self._link.repeat()
+        sink = self.sink.opened
+        if sink is not None and (over := self._effects.records_over(owner)):
+            self._jobs.spawn(sink.forget(over))
+
+    def _check_sink(self) -> None:
+        """Notice if the sink hangs."""
+        hung = self.sink.look()
+        if hung is not None:
+            self._jobs.fail(hung)
+
+    # --- the processors ------------------------------------------------------------------------------
+
+    def _terms(self) -> Terms:
+        record = self._record
+        bound = self.owner.barrier.bound if self.owner is not None else record.persisted
+        return Terms(
+            record.info.instance, record.wanted, bound, record.persisted, record.loading, record.history
+        )
+
+    async def _meet(self) -> None:
+        def waits() -> None:
+            self.waiting_for = self.waiting_for or "processor"
+
+        await self._link.meet(waits)
+        if self.waiting_for == "processor":
+            self.waiting_for = ""
+
+    def _take_message(self, peer: Peer, message: FromProcessor) -> None:
+        now, loading = self._node.clock.monotonic(), self._record.loading
+        for finding in self.reports.take(peer, message, self.owner, now, loading=loading):
+            self._act_on(finding)
+
+    def _act_on(self, finding: Finding) -> None:
+        """Act on a report's consequence for the incarnation."""
+        owner, sink = self.owner, self.sink.opened
+        match finding:
+            case Restarted(capture):
+                self.shares.reason = self.shares.reason or f"capture {capture} has started again"
+            case PartFailed(error):
+                self._jobs.fail(error)
+            case CannotPrepare(peer):
+                self._link.dispatch(peer, Wish.REST)
+            case RangesRun():
+                if self.waiting_for == PIPELINE_STARTS and owner is not None and owner.ranges.are_running:
+                    self.waiting_for = ""
+            case MayHaveLeftovers(peer):
+                if sink is not None:  # before the sink is open, what it holds may belong to the coming grants
+                    self._link.end_leftover(peer)
+            case RecordsOver(keys):
+                if sink is not None:
+                    self._jobs.spawn(sink.forget(keys))
+            case LoadDurable():
+                if owner is not None and not self._is_storing_load:
+                    self._is_storing_load = True
+                    self._jobs.spawn(self._end_load(owner))
+            case _:
+                assert_never(finding)
+
+    async def _end_load(self, owner: Owner) -> None:
+        """Store that the initial load is durable downstream, then let the stream continue."""
+        record, ts = self._record, self._record.persisted
+        try:
+            # docs/guarantees.md#an-initial-load-is-joined-exactly:
+            # Stored before the barrier is released. Once changes above the load are delivered, a restart must
+            # not load again.
+            await record.store(ts, loaded=True)
+        finally:
+            self._is_storing_load = False
+        record.loading, self.waiting_for = False, ""
+        owner.load_done()
+        feed, rows = str(record.id), self.reports.load.rows
+        event(LOG, logging.INFO, "initial load done", changefeed=feed, ts=ts, rows=rows)
+        self._wake.set()

@@ -1,0 +1,45 @@
+"""Describes for users, and for its watchdog, what a processor waits for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate.control.barrier import SpanTask
+from tidegate.control.processor import Processor
+from tidegate.server.catalogue.stripes import ids_of
+from tidegate.server.feed_ddl import FeedDdl
+from tidegate.server.processor.opening import Opening
+
+NAMES_TRIED: Final = 8
+"""For how many tables of a stripe the name is looked up until one is found."""
+
+
+def words_of_slowest(machine: Processor, opening: Opening) -> str:
+    """Describe what the lowest checkpoint waits for."""
+    slowest = machine.spans.slowest()
+    if slowest is None or machine.spans.durable(slowest.id) >= machine.bound:
+        return "resolved ts of the DDL span"
+    lacks = slowest.id in opening.arrivals.lacking
+    named = words_of_span(slowest, opening.ddl)
+    return ("rows from before what the event store has of " if lacks else "") + named
+
+
+def words_of_undelivered(machine: Processor, opening: Opening) -> str:
+    """Describe what a running pipeline has to deliver; empty: nothing."""
+    spans = opening.arrivals.undelivered
+    if not spans or not machine.spans.is_open:
+        return ""
+    slowest = machine.spans.tasks[min(spans, key=machine.spans.durable)]
+    named = words_of_span(slowest, opening.ddl)
+    return f"rows of {named}" + (f" and {len(spans) - 1} more" if len(spans) > 1 else "")
+
+
+def words_of_span(task: SpanTask, ddl: FeedDdl) -> str:
+    """A span, with its table's name if it is known."""
+    ids = ids_of(task)
+    # The first table of a stripe may have been dropped since; looking up all of them would cost too much.
+    known = (ddl.tracker.name_of(id_) for id_ in ids[:NAMES_TRIED])
+    name = next(filter(None, known), "")
+    more = len(ids) - 1
+    others = f" and {more} more tables" if more else ""
+    return f"span {task.id} ({name or f'table id {task.physical_id}'}{others})"
