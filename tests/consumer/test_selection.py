@@ -392,6 +392,11 @@ RULES = Rules(exclude=("shop.log",), route=("shop.*=copy.*", "mart.*=copy.*"), d
         ("create table log (id int)", None),
         ("rename table t to log", None),
         ("create view w as select 1", None),
+        (
+            "alter table t exchange partition p0 with table u without validation",
+            "ALTER TABLE `copy`.`t` EXCHANGE PARTITION `p0` WITH TABLE `copy`.`u` WITHOUT VALIDATION",
+        ),
+        ("alter table log exchange partition p0 with table log", None),
     ],
 )  # fmt: skip
 def test_sql_is_written_again_for_the_target(query: str, expected: str | None) -> None:
@@ -413,7 +418,8 @@ def test_sql_is_written_again_for_the_target(query: str, expected: str | None) -
         ("alter table t change secret v int", "its values are not at the target"),
         ("alter table t rename column secret to v", "its values are not at the target"),
         ("alter table t add column w int as (t.v + 1)", "names a column with its table"),
-        ("alter table t exchange partition p0 with table u", "rows change places"),
+        ("alter table t exchange partition p0 with table log", "EXCHANGE PARTITION moves them"),
+        ("alter table log exchange partition p0 with table t", "EXCHANGE PARTITION moves them"),
         ("no SQL at all", "cannot be read"),
     ],
 )  # fmt: skip
@@ -423,7 +429,13 @@ def test_sql_that_cannot_be_written_again_is_refused(query: str, why: str) -> No
 
 
 @pytest.mark.parametrize(
-    "query", ["create table t like u", "create table u like t", "alter table t rename to u"]
+    "query",
+    [
+        "create table t like u",
+        "create table u like t",
+        "alter table t rename to u",
+        "alter table u exchange partition p0 with table t",
+    ],
 )
 def test_sql_does_not_join_tables_of_which_other_columns_are_left_out(query: str) -> None:
     with pytest.raises(Fatal, match="other columns are left out"):

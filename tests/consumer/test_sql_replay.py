@@ -12,6 +12,7 @@ from tidegate.consumer.ddl.sql_replay import (
     CreateTable,
     DropSchema,
     DropTables,
+    ExchangePartition,
     Ignored,
     RenameTables,
     Statement,
@@ -65,6 +66,13 @@ CASES: dict[str, Statement] = {
         ("x", "t"), "ADD UNIQUE INDEX `i` (`a`, `b` DESC)"
     ),
     "drop index i on t": AlterTable(T, "DROP INDEX `i`"),
+    "alter table t exchange partition p with table u": ExchangePartition(T, "p", ("s", "u")),
+    "alter table t exchange partition `p``0` with table x.`without` with validation": ExchangePartition(
+        T, "p`0", ("x", "without")
+    ),
+    "alter table x.t exchange partition p with table u without validation": ExchangePartition(
+        ("x", "t"), "p", ("s", "u"), validated=False
+    ),
 }
 LEFT_OUT = [
     "alter table t placement policy=p",
@@ -78,7 +86,6 @@ LEFT_OUT = [
     "create sequence q",
 ]
 REFUSED = {
-    "alter table t exchange partition p with table u": "rows change places",
     "recover table t": "brings rows back",
     "flashback database x": "brings rows back",
     "create table t as select 1": "no columns of its own",

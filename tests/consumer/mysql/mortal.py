@@ -47,24 +47,24 @@ class Life:
             setattr(connection, name, self._mortal(name, getattr(connection, name)))
 
     def _mortal(self, name: str, whole: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
+        def run(*arguments: Any, **named: Any) -> Any:
             try:
-                return whole(*arguments)
+                return whole(*arguments, **named)
             except Exception:
                 self._die_if(self.dead)  # another thread's death has closed the connection under this one
                 raise
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             text = arguments[0] if arguments else b""
             text = text.encode() if isinstance(text, str) else text
             if name == "begin" or text.lstrip().startswith((b"SELECT", b"SHOW")):
                 self._die_if(self.dead)
-                return run(*arguments)
+                return run(*arguments, **named)
             with self.lock:
                 self.steps += 2
                 step = self.steps
             self._die_if(self.dead or step == self.dies_at)
-            done = run(*arguments)
+            done = run(*arguments, **named)
             self._die_if(step + 1 == self.dies_at)
             return done
 

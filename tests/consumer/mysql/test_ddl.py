@@ -55,8 +55,6 @@ TEXTS = {15: "varchar", 249: "tinytext", 250: "mediumtext", 251: "longtext", 252
 BYTES = {15: "varbinary", 249: "tinyblob", 250: "mediumblob", 251: "longblob", 252: "blob", 254: "binary"}
 
 REFUSED = {
-    "alter table r exchange": "rows change places",
-    "ALTER TABLE `d_part`.`r` EXCHANGE": "rows change places",
     "flashback database": "FLASHBACK DATABASE",
     "flashback table": "brings rows back",
     "recover table": "brings rows back",
@@ -80,10 +78,10 @@ class Life:
             setattr(owner, step, self._mortal(getattr(owner, step)))
 
     def _mortal(self, whole: Any) -> Any:
-        def step(*arguments: Any) -> Any:
+        def step(*arguments: Any, **named: Any) -> Any:
             number = next(self._steps)
             self._die_if(2 * number)
-            done = whole(*arguments)
+            done = whole(*arguments, **named)
             self._die_if(2 * number + 1)
             return done
 

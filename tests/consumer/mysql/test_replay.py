@@ -261,10 +261,10 @@ def test_what_the_server_refuses_is_shown_and_may_be_done_by_hand(
         assert life.target.definitions["d_sql", "t"].column("c") is not None
 
 
-def test_an_exchange_is_refused_and_may_be_done_by_hand(
+def test_rows_that_come_back_are_refused_and_may_be_put_by_hand(
     mariadb: MySqlServer, cursor: Any, tmp_path: Path
 ) -> None:
-    message = reported("alter table p exchange partition p0 with table t")
+    message = reported("recover table t")
     with Sql(mariadb, tmp_path) as life, pytest.raises(Fatal, match="cannot be replayed"):
         life.run([message])
     with Sql(mariadb, tmp_path, skipped={message.ts}) as life:

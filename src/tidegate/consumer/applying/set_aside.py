@@ -140,8 +140,6 @@ def touched(chosen: Chosen, *, by_text: bool) -> tuple[Name, ...]:
     for one in _statements(chosen, by_text=by_text):
         if not isinstance(one, sql_replay.Unknown):
             names += sql_replay.tables(one)
-        elif event is None:
-            names += one.names
     return tuple(dict.fromkeys(name for name in names if name[1]))
 
 
@@ -149,9 +147,7 @@ def may_name_others(chosen: Chosen) -> bool:
     """Whether a DDL may change more tables than `touched` finds, because its text cannot be understood."""
     if chosen.event is not None:
         return False
-    return any(
-        isinstance(one, sql_replay.Unknown) and not one.names for one in _statements(chosen, by_text=True)
-    )
+    return any(isinstance(one, sql_replay.Unknown) for one in _statements(chosen, by_text=True))
 
 
 def _copied(chosen: Chosen, *, by_text: bool) -> list[Name]:

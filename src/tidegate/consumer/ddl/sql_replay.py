@@ -88,6 +88,17 @@ class AlterTable:
 
 
 @dataclass(frozen=True, slots=True)
+class ExchangePartition:
+    """ALTER TABLE .. EXCHANGE PARTITION: the rows of a partition and all rows of `other` change places."""
+
+    name: Name
+    partition: str
+    other: Name
+    validated: bool = True
+    """Whether TiDB has checked that each row of `other` belongs to the partition."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ignored:
     """A statement that changes neither rows nor columns."""
 
@@ -96,13 +107,21 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A statement that cannot be run on another database. `names`: its tables, if they are known."""
+    """A statement that cannot be run on another database; its tables are not known."""
 
     why: str
-    names: tuple[Name, ...] = ()
 
 
-Replayed = CreateSchema | DropSchema | CreateTable | DropTables | Truncate | RenameTables | AlterTable
+Replayed = (
+    CreateSchema
+    | DropSchema
+    | CreateTable
+    | DropTables
+    | Truncate
+    | RenameTables
+    | AlterTable
+    | ExchangePartition
+)
 Statement = Replayed | Ignored | Unknown
 
 COLLATIONS: Final = {
@@ -157,6 +176,9 @@ def text_of(statement: Replayed) -> str:
         case AlterTable(name, changes, renamed):
             moved = f"RENAME AS {_qualified(renamed)}" if renamed is not None else ""
             return f"ALTER TABLE {_qualified(name)} {', '.join(filter(None, (changes, moved)))}".strip()
+        case ExchangePartition(name, partition, other, validated):
+            exchange = f"EXCHANGE PARTITION {_quoted(partition)} WITH TABLE {_qualified(other)}"
+            return f"ALTER TABLE {_qualified(name)} {exchange}{'' if validated else ' WITHOUT VALIDATION'}"
 
 
 def _quoted(name: str) -> str:
@@ -180,6 +202,8 @@ def tables(statement: Replayed) -> list[Name]:
             return [name for pair in pairs for name in pair]
         case AlterTable(name, _, renamed):
             return [name] if renamed is None else [name, renamed]
+        case ExchangePartition(name, _, other):
+            return [name, other]
 
 
 def offset(time_zone: str, ts: int) -> str:
@@ -287,15 +311,15 @@ class _StatementReader:
 
     def _alter(self, name: Name) -> Statement:
         """An ALTER TABLE without the changes that are left out; Ignored when none of them remains."""
-        changes, renamed, dropped = [], None, False
-        for one in parts(self._rest()):
+        changes, renamed, dropped, found = [], None, False, parts(self._rest())
+        for one in found:
             keys = [token.key for token in one[:3]] + ["", "", ""]
             if keys[:2] == ["RENAME", "AS"]:
                 renamed = _StatementReader(self._sliced(one[2:]), self._schema)._name()
-            elif keys[:2] == ["EXCHANGE", "PARTITION"]:
-                return Unknown(
-                    "rows change places with another table without row events", (name, *self._after_with(one))
-                )
+            elif keys[:2] == ["EXCHANGE", "PARTITION"] and len(found) == 1:
+                other = _StatementReader(self._sliced(one[5:]), self._schema)._name()
+                unchecked = one[-2].key == "WITHOUT" and one[-2].kind is not TokenKind.QUOTED
+                return ExchangePartition(name, one[2].text, other, validated=not unchecked)
             elif _is_left_out(one) or not (text := self._rendered(one, checks=keys[0] == "ADD")):
                 dropped = True
             else:
@@ -305,13 +329,6 @@ class _StatementReader:
                 "rows and columns are the same without it" if dropped else "only TiDB knows what it is about"
             )
         return AlterTable(name, ", ".join(changes), renamed)
-
-    def _after_with(self, one: Sequence[SqlToken]) -> tuple[Name, ...]:
-        """The table after WITH TABLE; empty if there is none."""
-        for at in range(len(one) - 2):
-            if (one[at].key, one[at + 1].key) == ("WITH", "TABLE"):
-                return (_StatementReader(self._sliced(one[at + 2 :]), self._schema)._name(),)
-        return ()
 
     # --- parts
 

@@ -10,6 +10,8 @@ transaction with the note that the DDL is over.
 | CREATE TABLE | the table exists; before, it was checked that it did not |
 | ALTER TABLE | its columns and indexes are those of an empty copy of it after the same statement |
 | filling a column with converted values (`recast`) | none needed: the old column is still there |
+| EXCHANGE PARTITION where tables have partitions | InnoDB's ids of partition and table (`exchange`) |
+| EXCHANGE PARTITION where tables have none | the note itself, in one transaction with the rows |
 | RENAME TABLE | the new name exists and the old one does not |
 | CREATE DATABASE IF NOT EXISTS, DROP TABLE IF EXISTS, TRUNCATE | none needed: a second run changes nothing |
 """
@@ -25,15 +27,17 @@ import orjson
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.applying.target import Name, TargetFailed
 from tidegate.consumer.ddl import ddl_steps
-from tidegate.consumer.ddl.ddl_steps import REPEAT
+from tidegate.consumer.ddl.ddl_plan import misplaced
 from tidegate.consumer.ddl.sql_replay import CreateTable as MakesTable
 from tidegate.consumer.ddl.sql_replay import Ignored, Unknown, read, tables
 from tidegate.consumer.engine.flow import identity
+from tidegate.consumer.mysql import exchange
 from tidegate.consumer.mysql.described import difference
 from tidegate.consumer.mysql.found import check_columns
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.prune import prune
 from tidegate.consumer.mysql.recast import recast
+from tidegate.consumer.mysql.rendered_steps import refused, statements
 from tidegate.consumer.mysql.replay import COPY, Tables, after_skipped, missing, replayed, session
 from tidegate.consumer.mysql.session import SCHEMA, USUAL
 from tidegate.consumer.mysql.statements import (
@@ -41,91 +45,17 @@ from tidegate.consumer.mysql.statements import (
     AlterTable,
     CreateTable,
     DeleteRows,
+    ExchangePartition,
     Recast,
     RenameTable,
     Repeatable,
     Statement,
-    create_schema,
+    SwapRows,
     text_of,
 )
-from tidegate.consumer.mysql.tables import added_columns, alterations, create_table, qualified, recasts
+from tidegate.consumer.mysql.tables import qualified
 from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal
-
-
-def statements(step: ddl_steps.Step, known: dict[Name, Definition]) -> list[Statement]:
-    """The statements of a step; `known` is changed to what it is after it. Fatal when the target cannot do
-    it.
-    """
-    match step:
-        case ddl_steps.Create(made):
-            held = known.get((made.schema, made.table))
-            known[made.schema, made.table] = made
-            return _created(made, held)
-        case ddl_steps.Drop(schema, table):
-            return (
-                [Repeatable(f"DROP TABLE IF EXISTS {qualified(schema, table)}")]
-                if known.pop((schema, table), None)
-                else []
-            )
-        case ddl_steps.Rename(schema, table, made):
-            held, new = known.pop((schema, table)), (made.schema, made.table)
-            moved = replace(held, schema=made.schema, table=made.table)
-            known[new] = made if held.arrow_schema == made.arrow_schema else moved
-            changes = alterations(moved, made, None) if known[new] is made else []
-            first: list[Statement] = [create_schema(made.schema), RenameTable((schema, table), new)]
-            return [*first, *(AlterTable(new, text) for text in changes)]
-        case ddl_steps.Rewrite(made, sources, _):
-            name = made.schema, made.table
-            filled = recasts(sources)
-            texts = alterations(known[name], made, sources, filled)
-            known[name] = made
-            # The old column is dropped or renamed only after the new one is filled: until then a restart can
-            # convert its values again.
-            first = [AlterTable(name, added_columns(made, filled))] if filled else []
-            return [*first, *_recasts(name, sources, filled), *(AlterTable(name, text) for text in texts)]
-        case ddl_steps.Redefine(made, _):
-            name = made.schema, made.table
-            texts = alterations(known[name], made, None)
-            known[name] = made
-            return [AlterTable(name, text) for text in texts]
-        case ddl_steps.Nothing(_):
-            return []
-        case ddl_steps.Prune(schema, table, members):
-            return [DeleteRows((schema, table), members)]
-        case ddl_steps.Exchange(schema, table, _, _, _):
-            raise _refused(
-                f"{schema}.{table}",
-                "rows change places with another table, and tables have no partitions here",
-            )
-        case ddl_steps.Restore(made, _):
-            raise _refused(made.name, "rows that a database has dropped do not come back")
-        case ddl_steps.Replay(_, query, _, _):
-            raise AssertionError(f"see `replay`: {query}")
-        case ddl_steps.Refuse(why):
-            raise AssertionError(f"refused before any step: {why}")
-
-
-def _recasts(name: Name, sources: tuple[ddl_steps.Source, ...], filled: dict[str, str]) -> list[Recast]:
-    return [
-        Recast(name, one.taken.name, filled[one.column.name], one.change)
-        for one in sources
-        if one.taken is not None and one.change is not None and one.column.name in filled
-    ]
-
-
-def _created(made: Definition, held: Definition | None) -> list[Statement]:
-    text = create_table(made)
-    if held is not None and create_table(held) == text:
-        return [Repeatable(f"TRUNCATE TABLE {qualified(made.schema, made.table)}")]
-    gone: list[Statement] = []
-    if held is not None:
-        gone = [Repeatable(f"DROP TABLE IF EXISTS {qualified(held.schema, held.table)}")]
-    return [create_schema(made.schema), *gone, CreateTable((made.schema, made.table), text)]
-
-
-def _refused(where: str, why: str) -> Fatal:
-    return Fatal("a DDL cannot be replayed at the target", where=where, why=why, fix=REPEAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +101,8 @@ class DdlRun:
         self._before: dict[Name, Definition] = {}
         self._planned: list[_Planned] = []
         self._step = 0
+        self._misplaced: set[Name] = set()
+        """Tables to which the DDL brings rows that their values place in another partition."""
 
     def resume(self, noted: str | None) -> None:
         """Load what the target now stores about the DDLs since its position; a lost step is then repeated."""
@@ -199,7 +131,7 @@ class DdlRun:
             )
         # `known` is a copy: a refusal while statements are rendered leaves the definitions as they are.
         self._before, known, number = dict(self._definitions), dict(self._definitions), 0
-        self._planned, self._step = [], 0
+        self._planned, self._step, self._misplaced = [], 0, set()
         for step in steps:
             planned = self._plan(step, known, number, message)
             self._planned.append(planned)
@@ -251,6 +183,12 @@ class DdlRun:
             if name in held:
                 known[name] = self._tables.described(step.definition)
                 return _Planned(number, [], dict(known))
+        if isinstance(step, ddl_steps.Exchange):
+            names = (step.schema, step.table), (step.other.schema, step.other.table)
+            if not skipped:
+                exchange.check_not_adopted(*(known[name] for name in names))
+            elif not step.validated:
+                known[names[0]] = misplaced(known[names[0]])  # a person has moved the rows, unchecked
         rendered = statements(step, known)
         adopted = dict.fromkeys(_adopted(step, was), True)
         return _Planned(number, [] if skipped else rendered, dict(known), adopted)
@@ -266,7 +204,7 @@ class DdlRun:
         Fatal when there is none, or when it does not fit the rows.
         """
         if not isinstance(step, ddl_steps.Create):
-            raise _refused(ddl_steps.in_words(step), "no DDL on the topic made it")
+            raise refused(ddl_steps.in_words(step), "no DDL on the topic made it")
         asked = step.definition
         name = asked.schema, asked.table
         if (held := self._definitions.get(name)) is not None:
@@ -291,6 +229,7 @@ class DdlRun:
         known = dict(step.known)
         for name, adopted in step.read.items():
             known[name] = self._read(name, known[name], adopted=adopted)
+        known |= {name: misplaced(known[name]) for name in self._misplaced}
         self._definitions.clear()
         self._definitions.update(known)
         if step is self._planned[-1] and self._now not in self._done:
@@ -325,6 +264,9 @@ class DdlRun:
         # The evidence from before the first attempt. If it were collected now, it might describe the table
         # after the ALTER.
         evidence = begun["evidence"] if begun is not None else self._evidence(statement, session)
+        # Before the question whether it has run: a restart must store the same definition.
+        if isinstance(statement, SwapRows) and exchange.MISPLACED in evidence:
+            self._misplaced.add(statement.name)
         if begun is not None and self._has_run(statement, evidence):
             return
         note = {"name": self._now, "query": self._query[:2000], "at": number, "evidence": evidence}
@@ -338,6 +280,11 @@ class DdlRun:
             prune(self._hold, statement.name, statement.members)
         elif isinstance(statement, Recast):
             recast(self._hold, statement.name, statement.old, statement.new, statement.change)
+        elif isinstance(statement, SwapRows):
+            # One transaction: the note says that the rows have moved if and only if they have.
+            over = _progress_text(self._done, note | {"evidence": [*evidence, exchange.MOVED]})
+            with exchange.swapping(self._hold, statement) as moves:
+                self._progress.record_ddl(over, moved=moves)
         else:
             self._run(text_of(statement), session)
 
@@ -372,6 +319,10 @@ class DdlRun:
                 raise _there_already(name)
             case AlterTable(name, text):
                 return [self._look(name) or "", self._foreseen(name, text, session)]
+            case ExchangePartition():
+                return exchange.table_ids(self._hold.rows, statement)
+            case SwapRows():
+                return exchange.found_before(self._hold, statement)
             case _:
                 return []
 
@@ -384,6 +335,11 @@ class DdlRun:
                 return self._look(name) is not None
             case RenameTable(old, new):
                 return self._look(old) is None and self._look(new) is not None
+            case ExchangePartition():
+                return exchange.has_run(self._hold.rows, statement, evidence, self._version)
+            case SwapRows():
+                exchange.clear(self._hold)
+                return exchange.MOVED in evidence
             case AlterTable(name, text):
                 found = self._look(name)
                 if found not in evidence:

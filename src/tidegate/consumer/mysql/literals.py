@@ -197,13 +197,12 @@ def deletes(keys: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Di
             yield before + text[: -len(between)] + after
 
 
-def matching_deletes(columns: Sequence[TargetColumn], rows: pa.Table, table: str) -> Iterator[bytes]:
-    """DELETE statements for all rows that have one of these combinations of values, nulls included."""
-    head = f"DELETE FROM {table} WHERE ".encode()
+def matching(columns: Sequence[TargetColumn], rows: pa.Table) -> Iterator[bytes]:
+    """Conditions that together find all rows with one of these combinations of values, nulls included."""
     for part in _slices(rows):
         texts = _equations(columns, part, b"<=>")
         for text in _cut(pc.binary_join_element_wise(b"(", texts, b") OR ", b""), KEYS):
-            yield head + text[: -len(b" OR ")]
+            yield text[: -len(b" OR ")]
 
 
 def bag_deletes(

@@ -23,7 +23,7 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -371,8 +371,10 @@ class Progress:
         noted: str,
         known: Mapping[tuple[str, str], str] | None = None,
         gone: Sequence[tuple[str, str]] = (),
+        moved: Iterable[str | bytes] = (),
     ) -> None:
-        """Store how far a DDL is, in one transaction with the definitions that it has made and removed.
+        """Store how far a DDL is, in one transaction with the definitions that it has made and removed, and
+        with the rows that the statements `moved` move.
 
         InvalidInput when one of the tables belongs to another consumer.
         """
@@ -381,6 +383,8 @@ class Progress:
                 f"UPDATE `{SCHEMA}`.`progress` SET ddl=%s WHERE consumer=%s AND token=%s",
                 *(noted, self.hold.consumer, self.hold.token),
             )
+            for statement in moved:
+                self.hold.execute(statement)
             self.definitions.replace(known or {}, gone)
 
     def _guarded(self, statement: str, *values: Any) -> None:

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.consumer.mysql.hold import Hold
-from tidegate.consumer.mysql.literals import MySqlValues, matching_deletes, quoted
+from tidegate.consumer.mysql.literals import MySqlValues, matching, quoted
 from tidegate.consumer.mysql.tables import qualified
 from tidegate.consumer.table.convert import STRINGS, Losses, TargetColumn, to_target
-from tidegate.consumer.table.partitioning import Members
+from tidegate.consumer.table.partitioning import Mask, Members
 
 READ_ROWS: Final = 50_000
 
 
 def prune(hold: Hold, table: tuple[str, str], members: Members) -> None:
-    """Delete a table's rows that belong to `members`.
+    """Delete a table's rows that belong to `members`."""
+    for condition in conditions(hold, table, members):
+        hold.run_ddl(f"DELETE FROM {qualified(*table)} WHERE ".encode() + condition)
+
+
+def conditions(hold: Hold, table: tuple[str, str], members: Members) -> list[bytes]:
+    """SQL conditions that together find a table's rows that belong to `members`; none: it has no such row.
 
     The table at the target has no partitions. Each combination of values is read once and tested as at any
     other target; the combinations in the partitions are in memory at once.
     """
+    # A list, because no other statement may run while `batches` reads, and a deleted row would change what it
+    # reads.
+    found = [values.filter(mask) for values, mask in _combinations(hold, table, members)]
+    return list(matching(members.columns, pa.concat_tables(found))) if found else []
+
+
+def all_in(hold: Hold, table: tuple[str, str], members: Members) -> bool:
+    """Whether each row of a table belongs to `members`."""
+    # A list, as above: the query must be read to its end.
+    belonging = [pc.all(mask, min_count=0).as_py() for _, mask in _combinations(hold, table, members)]
+    return all(belonging)
+
+
+def _combinations(hold: Hold, table: tuple[str, str], members: Members) -> Iterator[tuple[pa.Table, Mask]]:
+    """The distinct values of the columns that `members` reads, and which of them belong to it."""
     values, columns = MySqlValues(), members.columns
     names = [column.name for column in columns]
     shown = ", ".join(map(_shown, columns))
-    found = []
     for rows in hold.batches(f"SELECT DISTINCT {shown} FROM {qualified(*table)}", READ_ROWS):
         texts = [pa.array(texts, pa.binary()).cast(pa.string()) for texts in zip(*rows, strict=True)]
         pairs = list(zip(texts, columns, strict=True))
@@ -33,13 +55,10 @@ def prune(hold: Hold, table: tuple[str, str], members: Members) -> None:
             to_target(text if column.mysql_type in STRINGS else wire, column, "UTC", Losses())
             for wire, (text, column) in zip(kept, pairs, strict=True)
         ]
-        mask = members.mask(pa.RecordBatch.from_arrays(typed, names))
-        found.append(pa.Table.from_arrays(kept, names).filter(mask))
-    # Only when everything is read: no other statement may run while `batches` reads, and a deleted row would
-    # change what it reads.
-    if found:
-        for statement in matching_deletes(columns, pa.concat_tables(found), qualified(*table)):
-            hold.run_ddl(statement)
+        yield (
+            pa.Table.from_arrays(kept, names),
+            members.mask(pa.RecordBatch.from_arrays(typed, names)),
+        )
 
 
 def _shown(column: TargetColumn) -> str:

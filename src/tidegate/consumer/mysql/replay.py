@@ -14,13 +14,14 @@ from typing import Final
 from tidegate.consumer.applying.target import Name
 from tidegate.consumer.ddl import sql_replay
 from tidegate.consumer.ddl.ddl_steps import Replay
-from tidegate.consumer.mysql import found
+from tidegate.consumer.mysql import exchange, found
 from tidegate.consumer.mysql.found import Found
 from tidegate.consumer.mysql.literals import quoted
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.statements import (
     AlterTable,
     CreateTable,
+    ExchangePartition,
     RenameTable,
     Repeatable,
     Statement,
@@ -122,6 +123,10 @@ class Tables:
         """Whether a DROP TABLE drops a table that is not ours: adopted later, it would have old rows."""
         return self.adopting and not self._kept.owner(*name)
 
+    def partition_name(self, name: Name, partition: str) -> str:
+        """See `exchange.partition_name`."""
+        return exchange.partition_name(self._hold.rows, name, partition)
+
     def _check(self, name: Name) -> None:
         if not self.adopting:
             raise Fatal(
@@ -211,6 +216,14 @@ def replayed(step: Replay, known: dict[Name, Definition], tables: Tables, *, beg
                 made.statements = [AlterTable(name, with_collations(changes))]
             if new is not None and new != name:
                 _renamed(name, new, table, known, made)
+        case sql_replay.ExchangePartition(name, partition, other):
+            for one in (name, other):
+                if not tables.there(one):
+                    raise missing(one)
+                known[one] = held(one)
+                made.read[one] = False
+            exchange.check_not_adopted(known[name], known[other])
+            made.statements = [ExchangePartition(name, tables.partition_name(name, partition), other)]
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from tidegate.consumer.applying.target import Name
 from tidegate.consumer.mysql.literals import quoted
 from tidegate.consumer.mysql.tables import qualified
+from tidegate.consumer.table.convert import TargetColumn
 from tidegate.consumer.table.modify import Change
 from tidegate.consumer.table.partitioning import Members
 
@@ -52,6 +53,27 @@ class DeleteRows:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapRows:
+    """Exchanges the rows of partitions with all rows of `other`, in the transaction that notes it."""
+
+    name: Name
+    members: Members
+    other: Name
+    columns: tuple[TargetColumn, ...]
+    validated: bool
+    """Whether TiDB has checked that each row of `other` belongs to the partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePartition:
+    """ALTER TABLE .. EXCHANGE PARTITION, for tables that have their partitions at the target."""
+
+    name: Name
+    partition: str
+    other: Name
+
+
+@dataclass(frozen=True, slots=True)
 class Recast:
     """Fill the column `new` with the values of `old` as TiDB converts them; may run twice."""
 
@@ -62,7 +84,9 @@ class Recast:
 
 
 MAKES_SCHEMA: Final = "CREATE DATABASE IF NOT EXISTS"
-Statement = Repeatable | CreateTable | AlterTable | RenameTable | DeleteRows | Recast
+Statement = (
+    Repeatable | CreateTable | AlterTable | RenameTable | DeleteRows | SwapRows | ExchangePartition | Recast
+)
 
 
 def create_schema(
@@ -72,7 +96,7 @@ def create_schema(
     return Repeatable(f"{MAKES_SCHEMA} {quoted(name)} {options}")
 
 
-def text_of(statement: Repeatable | CreateTable | AlterTable | RenameTable) -> str:
+def text_of(statement: Repeatable | CreateTable | AlterTable | RenameTable | ExchangePartition) -> str:
     """The SQL of a statement."""
     match statement:
         case Repeatable(text) | CreateTable(_, text):
@@ -81,3 +105,8 @@ def text_of(statement: Repeatable | CreateTable | AlterTable | RenameTable) -> s
             return f"ALTER TABLE {qualified(*name)} {text}"
         case RenameTable(old, new):
             return f"RENAME TABLE {qualified(*old)} TO {qualified(*new)}"
+        case ExchangePartition(name, partition, other):
+            # Never WITHOUT VALIDATION: the server looks for a row only in the partition of its values, so an
+            # UPDATE or DELETE of the topic would not find a row that is in another one.
+            exchange = f"EXCHANGE PARTITION {quoted(partition)} WITH TABLE {qualified(*other)}"
+            return f"ALTER TABLE {qualified(*name)} {exchange}"

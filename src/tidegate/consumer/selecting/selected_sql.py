@@ -12,7 +12,13 @@ from typing import TypeVar
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.ddl import sql_columns, sql_replay
 from tidegate.consumer.selecting.rules import Name
-from tidegate.consumer.selecting.selection_refusals import dotted, marked_otherwise, moved_in, refused
+from tidegate.consumer.selecting.selection_refusals import (
+    dotted,
+    half_exchange,
+    marked_otherwise,
+    moved_in,
+    refused,
+)
 from tidegate.consumer.selecting.table_rules import TableRules
 from tidegate.errors import Fatal
 
@@ -63,6 +69,8 @@ class SqlSelection:
                 return sql_replay.RenameTables(tuple(self._rules.pair(*pair) for pair in _some(within)))
             case sql_replay.AlterTable(name, _, renamed):
                 return self._altered(statement, name, renamed, message)
+            case sql_replay.ExchangePartition(name, _, other):
+                return self._exchanged(statement, name, other, message)
             case _:
                 return statement
 
@@ -115,6 +123,18 @@ class SqlSelection:
         before, after = self._rules.pair(name, renamed)
         return replace(rewritten, name=before, renamed=after if after != before else None)
 
+    def _exchanged(
+        self, made: sql_replay.ExchangePartition, name: Name, other: Name, message: DdlMessage
+    ) -> sql_replay.Replayed:
+        followed = self._rules.follows(*name)
+        if followed != self._rules.follows(*other):
+            raise half_exchange(other, name, message)
+        if not followed:
+            raise Skip
+        if self._rules.columns.of_table(*name) != self._rules.columns.of_table(*other):
+            raise sql_columns.Refused(f"other columns are left out of {dotted(other)}")
+        return replace(made, name=self._rules.claim(name), other=self._rules.claim(other))
+
     def _check_names(self, text: str, name: Name) -> None:
         if self._rules.target(name) != name:
             sql_columns.check_unqualified(text)
@@ -135,5 +155,7 @@ def _names_in(statement: sql_replay.Replayed) -> list[Name]:
             return list(names)
         case sql_replay.RenameTables(pairs):
             return [name for pair in pairs for name in pair]
+        case sql_replay.ExchangePartition(name, _, other):
+            return [name, other]
         case _:
             return []
