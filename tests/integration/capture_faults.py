@@ -93,8 +93,8 @@ def plan(seed: int) -> Iterator[Fault]:
     again, each time in another order. Until all have happened once, they are brief.
     """
     chance = random.Random(seed)
-    whats = chance.sample(list(What), len(What))
-    first = [chance.choice([one for one in ALL if one.what is what]) for what in whats]
+    kinds = chance.sample(list(What), len(What))
+    first = [chance.choice([one for one in ALL if one.what is what]) for what in kinds]
     missing = [one for one in ALL if one not in first]
     for one in (*first, *chance.sample(missing, len(missing))):
         yield _drawn(chance, one, BRIEF)
