@@ -232,8 +232,8 @@ def goaway(last: int) -> bytes:
         (frame(FrameKind.HEADERS) + frame(FrameKind.PING, 0, 0, bytes(8)), Code.INTERNAL, "among headers"),
         (frame(FrameKind.WINDOW_UPDATE), Code.INTERNAL, "malformed frame of kind 8"),
         (bytes([0x10, 0, 1, 0, 0, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 1048577 bytes"),
-        (bytes([0, 0x40, 1, 0, PADDED, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 16385 bytes"),
-        (bytes([0, 0x40, 1, 1, 0, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 16385 bytes"),
+        (bytes([1, 0, 1, 0, PADDED, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 65537 bytes"),
+        (bytes([1, 0, 1, 1, 0, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 65537 bytes"),
         (
             frame(FrameKind.HEADERS, 0, 1) + frame(FrameKind.CONTINUATION, 0, 1, bytes(1 << 14)) * 5,
             Code.INTERNAL,

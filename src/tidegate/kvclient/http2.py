@@ -30,13 +30,14 @@ WINDOW_BYTES: Final = 2 << 20
 """The bytes that the peer may send before it needs another grant: enough for 200 MB/s at a round trip of
 10 ms."""
 FRAME_BYTES_MAX: Final = 1 << 14
-"""The largest frame that is sent, which each side must accept. Frames other than DATA must not be larger."""
+"""The largest frame that is sent: the size that each side must accept."""
 DATA_BYTES_MAX: Final = 1 << 20
 """The largest DATA frame that is accepted. Each frame costs some microseconds, and its size is 16 KiB at most
 unless the settings allow more.
 """
 HEADERS_BYTES_MAX: Final = 1 << 16
-"""The most bytes of all header blocks of a call; an answer has two or three small ones."""
+"""The most bytes of all header blocks of a call; an answer has two or three small ones. It is also the
+largest size of frames other than plain DATA, because they are buffered whole."""
 OUTPUT_BYTES_MAX: Final = 4 << 20
 """If more bytes wait because the peer does not read, its pings and settings are not answered: the call
 ends."""
@@ -213,7 +214,7 @@ class Call:
             # Only such data is taken while its frame is incomplete. `_input` keeps the beginning of other
             # frames, so these must be small. gRPC pads none.
             is_plain = kind == FrameKind.DATA and not flags & _PADDED
-            if not self._may_come(kind, size, stream, DATA_BYTES_MAX if is_plain else FRAME_BYTES_MAX):
+            if not self._may_come(kind, size, stream, DATA_BYTES_MAX if is_plain else HEADERS_BYTES_MAX):
                 break
             if is_plain:
                 at += _HEAD.size

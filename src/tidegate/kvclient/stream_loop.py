@@ -8,7 +8,8 @@ While no receiver is in a hurry (`StreamCall.hurry`) and many messages arrive, t
 before it looks again, so one wake-up serves several calls. If the CPU was idle, the wake-up and the cold
 caches after it cost several times as much as the work itself.
 
-If a receiver takes no more, HTTP/2's window stops the peer after at most `http2.WINDOW_BYTES`. A silent peer
+If a receiver takes no more, HTTP/2's window stops the peer after at most `http2.WINDOW_BYTES` and the rest of
+the frame that has begun, whose bytes are granted again when its head arrives. A silent peer
 is pinged. If it does not answer, because its process is stopped or a cable is cut, its call ends at most
 `GIVE_UP_S` after its last bytes, rounded up to `LOOK_S`.
 
