@@ -28,6 +28,7 @@ from tidegate.consumer.ddl.ddl_steps import Create
 from tidegate.consumer.iceberg import compaction, position_deletes, table_files
 from tidegate.consumer.iceberg.data_files import Touched
 from tidegate.consumer.iceberg.maintenance import Tidying
+from tidegate.consumer.iceberg.partitions import values_of
 from tidegate.consumer.iceberg.snapshots import open_snapshot
 from tidegate.consumer.iceberg.table_files import DELETES_MAX, TableFiles
 from tidegate.consumer.iceberg.target import IcebergTarget
@@ -242,6 +243,13 @@ def test_each_partition_has_its_own_delete_files(tmp_path: Path) -> None:
     target.close()
 
 
+def test_null_and_the_text_none_are_two_partitions() -> None:
+    """pyiceberg prints a partition's values as texts, in which they are one."""
+    values = [Record(None), Record("None"), Record("a, b", "c"), Record("a", "b, c")]
+    found = {values_of(DataFile.from_args(partition=one)) for one in values}
+    assert found == {(None,), ("None",), ("a, b", "c"), ("a", "b, c")}
+
+
 # --- rewriting what has too many dead rows
 
 
@@ -392,7 +400,11 @@ def test_rows_are_those_of_a_dictionary_whatever_is_done(
 # --- the files themselves
 
 
-def test_a_delete_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group_rows", [position_deletes.GROUP_ROWS, 4], ids=["a group", "two groups"])
+def test_a_delete_file_is_read_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int
+) -> None:
+    monkeypatch.setattr(position_deletes, "GROUP_ROWS", group_rows)
     paths = {f"file:///data/{'ä' * 30}{at}.parquet": np.array([5, 1, 3 + at], np.uint32) for at in (2, 1)}
     io = PyArrowFileIO()
     (tmp_path / "data").mkdir()

@@ -151,7 +151,12 @@ class KeyPartitions:
 
 def by_partition(tasks: Iterable[FileScanTask]) -> list[list[FileScanTask]]:
     """The files of each partition."""
-    found: dict[str, list[FileScanTask]] = {}
+    found: dict[tuple[Any, ...], list[FileScanTask]] = {}
     for task in tasks:
-        found.setdefault(repr(task.file.partition), []).append(task)
+        found.setdefault(values_of(task.file), []).append(task)
     return list(found.values())
+
+
+def values_of(file: DataFile) -> tuple[Any, ...]:
+    """The values of a file's partition. Not their text, in which NULL and 'None' would be one partition."""
+    return tuple(file.partition[at] for at in range(len(file.partition)))

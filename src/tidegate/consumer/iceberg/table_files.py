@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from pyiceberg.typedef import Record
 
 from tidegate.consumer.iceberg import position_deletes
 from tidegate.consumer.iceberg.data_files import Touched, read
+from tidegate.consumer.iceberg.partitions import values_of
 from tidegate.consumer.iceberg.position_deletes import Positions
 
 DELETES_MAX: Final = 8
@@ -103,7 +104,7 @@ class TableFiles:
         are due, they become one, together with the rows that it loses now.
         """
         removed, added = list(change.replaced), list(change.made)
-        parts: dict[str, _Part] = {}
+        parts: dict[tuple[Any, ...], _Part] = {}
         for lost in change.lost:
             _part(parts, lost.file).add({lost.file.file_path: lost.positions})
         if change.replaced or change.lost:
@@ -140,5 +141,5 @@ class _Part:
             self.lost.setdefault(path, []).append(positions)
 
 
-def _part(parts: dict[str, _Part], file: DataFile) -> _Part:
-    return parts.setdefault(repr(file.partition), _Part(file.partition))
+def _part(parts: dict[tuple[Any, ...], _Part], file: DataFile) -> _Part:
+    return parts.setdefault(values_of(file), _Part(file.partition))
