@@ -11,9 +11,10 @@ from tests.consumer import offset_model
 from tests.consumer.offset_script import OffsetScript
 from tests.scripts import run_script, scripts
 from tidegate.codec.base import DdlMessage
+from tidegate.consumer.engine.assembler import StagedRun
 from tidegate.consumer.engine.fetched import Fetched
 from tidegate.consumer.engine.flow import Rows
-from tidegate.consumer.engine.offset_flow import MAX_DONE, Group, OffsetFlow
+from tidegate.consumer.engine.offset_flow import MAX_DONE, Group, OffsetFlow, _touches
 from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.running.stall_detector import STALL_S, StallDetector
 
@@ -75,3 +76,12 @@ def test_a_copy_that_is_missing_for_long_is_said() -> None:
     stall_detector.lacks([], 100.0)
     assert stall_detector.news(200.0) == []
     assert stall_detector.present == {}
+
+
+def test_an_exchange_known_by_its_text_concerns_both_tables() -> None:
+    """A later row of the plain table must not be there before: it would move, too."""
+    query = "ALTER TABLE t EXCHANGE PARTITION p WITH TABLE u"
+    message = DdlMessage(7, query, None, "s", "t", None, 0)
+    run = StagedRun(1, "s", "t", (), "", 0, 0, 1, 8, 8, 0)
+    concerned = [table for table in ("t", "u", "v") if _touches(message, replace(run, table=table))]
+    assert concerned == ["t", "u"]

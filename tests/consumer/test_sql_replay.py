@@ -67,6 +67,9 @@ CASES: dict[str, Statement] = {
     ),
     "drop index i on t": AlterTable(T, "DROP INDEX `i`"),
     "alter table t exchange partition p with table u": ExchangePartition(T, "p", ("s", "u")),
+    "alter table t exchange partition p with table x.u, algorithm=inplace, lock=none": ExchangePartition(
+        T, "p", ("x", "u")
+    ),
     "alter table t exchange partition `p``0` with table x.`without` with validation": ExchangePartition(
         T, "p`0", ("x", "without")
     ),
@@ -86,6 +89,8 @@ LEFT_OUT = [
     "create sequence q",
 ]
 REFUSED = {
+    "alter table t exchange partition p with table u, add column c int": "exchanges a partition and changes",
+    "alter table t exchange partition p with table u, exchange partition q with table w": "exchanges a",
     "recover table t": "brings rows back",
     "flashback database x": "brings rows back",
     "create table t as select 1": "no columns of its own",

@@ -18,6 +18,7 @@ from tests.consumer.test_ddl_at_target import message, recorded
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.ddl.ddl_plan import MISPLACED, plan
 from tidegate.consumer.ddl.ddl_steps import Refuse
+from tidegate.consumer.mysql.exchange import truncated
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.model.ddl import WITHOUT_VALIDATION, DdlEvent
@@ -207,6 +208,23 @@ def test_an_exchange_that_would_move_other_rows_is_refused(
         life.run([exchange()])
     assert why in stop.value.why
     assert ids(cursor, PARTED, "a") == [1, 2, 7]
+
+
+def test_a_partition_by_key_is_not_truncated_either(
+    mariadb: MySqlServer, cursor: Any, tmp_path: Path
+) -> None:
+    make_tables(mariadb, cursor, tmp_path)
+    truncate = reported("ALTER TABLE `p-é` TRUNCATE PARTITION `q-0`", LATER)
+    cursor.execute(f"ALTER TABLE {PARTED} PARTITION BY KEY (a) (PARTITION `q-0`, PARTITION q1)")
+    with Sql(mariadb, tmp_path) as life, pytest.raises(Fatal, match="cannot be truncated") as stop:
+        life.run([truncate])
+    assert "spread by KEY" in stop.value.why
+    assert ids(cursor, PARTED, "a") == [1, 2, 7]
+
+
+def test_partitions_that_an_alter_truncates_are_read_from_its_text() -> None:
+    assert truncated("TRUNCATE PARTITION `a`, `b c`") == ["a", "b c"]
+    assert truncated("TRUNCATE PARTITION ALL") == truncated("ADD COLUMN `truncate partition` INT") == []
 
 
 def test_an_adopted_table_is_exchanged_by_a_person_only(

@@ -153,6 +153,10 @@ def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: 
         return [Refuse(f"{why}their columns differ at the target")]
     if bool(held.keys) != bool(other.keys):
         return [Refuse(f"{why}only one of them has a key at the target")]
+    if held.soft_delete or other.soft_delete:
+        # They are at the target alone: they could have the key of a row that moves, or belong to no partition
+        # that it moves to.
+        return [Refuse(f"{why}deleted rows that were kept (--soft-delete) are in one of them")]
     (new_id,) = gone
     info = other.info | {"id": new_id} if other.info is not None else None
     other = replace(other, table_id=new_id, version=event.finished_ts, info=info)

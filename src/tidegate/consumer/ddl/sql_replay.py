@@ -312,14 +312,12 @@ class _StatementReader:
     def _alter(self, name: Name) -> Statement:
         """An ALTER TABLE without the changes that are left out; Ignored when none of them remains."""
         changes, renamed, dropped, found = [], None, False, parts(self._rest())
+        if any(_is_exchange(one) for one in found):
+            return self._exchange(name, [one for one in found if not _is_left_out(one)])
         for one in found:
             keys = [token.key for token in one[:3]] + ["", "", ""]
             if keys[:2] == ["RENAME", "AS"]:
                 renamed = _StatementReader(self._sliced(one[2:]), self._schema)._name()
-            elif keys[:2] == ["EXCHANGE", "PARTITION"] and len(found) == 1:
-                other = _StatementReader(self._sliced(one[5:]), self._schema)._name()
-                unchecked = one[-2].key == "WITHOUT" and one[-2].kind is not TokenKind.QUOTED
-                return ExchangePartition(name, one[2].text, other, validated=not unchecked)
             elif _is_left_out(one) or not (text := self._rendered(one, checks=keys[0] == "ADD")):
                 dropped = True
             else:
@@ -329,6 +327,17 @@ class _StatementReader:
                 "rows and columns are the same without it" if dropped else "only TiDB knows what it is about"
             )
         return AlterTable(name, ", ".join(changes), renamed)
+
+    def _exchange(self, name: Name, found: list[list[SqlToken]]) -> Statement:
+        """An EXCHANGE PARTITION. It stands alone: as one change of several it would be run as an ALTER, which
+        is tried on a copy of the table first, and that would take the rows of the other table.
+        """
+        if len(found) != 1:
+            return Unknown("it exchanges a partition and changes the table at once")
+        (one,) = found
+        other = _StatementReader(self._sliced(one[5:]), self._schema)._name()
+        unchecked = one[-2].key == "WITHOUT" and one[-2].kind is not TokenKind.QUOTED
+        return ExchangePartition(name, one[2].text, other, validated=not unchecked)
 
     # --- parts
 
@@ -424,6 +433,11 @@ def _constraint(part: Sequence[SqlToken], at: int = 0) -> int:
 def _is_foreign_key(part: Sequence[SqlToken]) -> bool:
     at = _constraint(part)
     return at < len(part) and part[at].key == "FOREIGN"
+
+
+def _is_exchange(change: Sequence[SqlToken]) -> bool:
+    """Whether a change of a table is EXCHANGE PARTITION."""
+    return [token.key for token in change[:2]] == ["EXCHANGE", "PARTITION"]
 
 
 def _is_left_out(change: Sequence[SqlToken]) -> bool:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from tidegate.codec.base import DdlMessage
 from tidegate.codec.formats import ddl_header
-from tidegate.consumer.ddl import ddl_text
+from tidegate.consumer.ddl import ddl_text, sql_replay
 from tidegate.consumer.engine.assembler import Assembler, StagedRun
 from tidegate.consumer.engine.fetched import Fetched
 from tidegate.consumer.engine.flow import MAX_WAITING_BYTES, MAX_WAITING_ROWS, Ddls, Rows, identity
@@ -356,4 +356,10 @@ def _touches(message: DdlMessage, segment: StagedRun) -> bool:
         names |= {(old[0] or message.schema, old[1]), (new[0] or message.schema, new[1])}
     if event is not None:
         names |= {(event.schema, event.table), (event.old_schema, event.old_table)}
+    elif "EXCHANGE" in message.query.upper():  # parsed only then, because this runs for each segment
+        exchanged = sql_replay.read(message.query, message.schema)
+        # The message names one table, and rows of both move. A later row of the other one must not be there
+        # before: it would move too.
+        if isinstance(exchanged, sql_replay.ExchangePartition):
+            names |= set(sql_replay.tables(exchanged))
     return (segment.schema, segment.table) in names

@@ -186,7 +186,7 @@ class DdlRun:
         if isinstance(step, ddl_steps.Exchange):
             names = (step.schema, step.table), (step.other.schema, step.other.table)
             if not skipped:
-                exchange.check_not_adopted(*(known[name] for name in names))
+                exchange.check_movable(*(known[name] for name in names))
             elif not step.validated:
                 known[names[0]] = misplaced(known[names[0]])  # a person has moved the rows, unchecked
         rendered = statements(step, known)

@@ -18,6 +18,7 @@ statement runs:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -38,6 +39,7 @@ MISPLACED: Final = "misplaced"
 """Evidence of `SwapRows`: rows come that their values place in another partition."""
 MOVED: Final = "moved"
 """Evidence of `SwapRows`: the transaction that moves the rows has committed."""
+_TRUNCATED: Final = re.compile(r"\s*TRUNCATE\s+PARTITION\s+(.+)", re.IGNORECASE | re.DOTALL)
 _NAMES: Final = "SELECT " + ", ".join(["CAST(CONVERT(%s USING filename) AS BINARY)"] * 5)
 """Names as InnoDB writes them: `a-b` is a@002db."""
 
@@ -45,10 +47,11 @@ _NAMES: Final = "SELECT " + ", ".join(["CAST(CONVERT(%s USING filename) AS BINAR
 # --- tables with partitions
 
 
-def partition_name(ask: Ask, name: Name, partition: str) -> str:
+def partition_name(ask: Ask, name: Name, partition: str, change: str = "exchanged") -> str:
     """A partition's name as the server has it: MariaDB does not exchange one that is named in another case.
 
-    Fatal when the partition there does not hold the rows that TiDB's holds.
+    Fatal when the partition there does not hold the rows that TiDB's holds. `change`: what is to be done with
+    it, for the error.
     """
     found = ask(
         "SELECT PARTITION_NAME, PARTITION_METHOD FROM information_schema.PARTITIONS"
@@ -58,12 +61,12 @@ def partition_name(ask: Ask, name: Name, partition: str) -> str:
     if found and "KEY" not in str(found[0][1]):
         return str(found[0][0])
     raise Fatal(
-        "a partition cannot be exchanged at the target",
+        f"a partition cannot be {change} at the target",
         where=f"table {'.'.join(name)}, partition {partition}",
         why="rows are spread by KEY, and TiDB computes that in another way: its partition has other rows"
         if found
         else "the table has no such partition at the target",
-        fix=f"{REPEAT}; or exchange the rows at the target by INSERT and DELETE, and start with --skip-ddl",
+        fix=f"{REPEAT}; or change the rows at the target by INSERT and DELETE, and start with --skip-ddl",
     )
 
 
@@ -122,8 +125,24 @@ def has_run(ask: Ask, statement: ExchangePartition, stored: Sequence[str], ts: i
     return now != list(stored)
 
 
-def check_not_adopted(held: Definition, other: Definition) -> None:
-    """Fatal for adopted tables: nothing shows on which side of the exchange their copy was taken."""
+def truncated(changes: str) -> list[str]:
+    """The partitions that an ALTER TABLE of this text empties."""
+    found = _TRUNCATED.fullmatch(changes)
+    names = [] if found is None else [one.strip().strip("`") for one in found[1].split(",")]
+    return [one for one in names if one.upper() != "ALL"]
+
+
+def check_movable(held: Definition, other: Definition) -> None:
+    """Fatal for adopted tables: nothing shows on which side of the exchange their copy was taken. Also for
+    tables that keep deleted rows, which would move or be in the way.
+    """
+    if held.soft_delete or other.soft_delete:
+        raise Fatal(
+            "a partition of a table that keeps deleted rows cannot be exchanged",
+            where=f"table {held.name}, with table {other.name}",
+            why="deleted rows are at the target alone: they could have the key of a row that moves",
+            fix="exchange the rows at the target; then start again with --skip-ddl and the ts of the DDL",
+        )
     if held.uniques or other.uniques:
         raise Fatal(
             "a partition of an adopted table cannot be exchanged",
