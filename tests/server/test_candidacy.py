@@ -31,3 +31,25 @@ def test_an_elected_capture_knows_that_the_last_owner_is_gone() -> None:
         assert candidacy.others() == {}
 
     asyncio.run(elected())
+
+
+def test_a_damaged_key_of_another_capture_does_not_end_the_elected_one() -> None:
+    """Each capture would be elected in turn, and end."""
+
+    def damaged() -> list[CaptureInfo]:
+        return [CaptureInfo.from_bytes(b"x")]
+
+    async def elected() -> None:
+        me = CaptureInfo("a", "a", "a:1", "1")
+        member: Any = SimpleNamespace(
+            me=me,
+            stand=lambda: None,
+            owner=lambda: Candidate("a", "key of a", 7),
+            is_mine=lambda owner: True,
+            captures=damaged,
+        )
+        client: Any = None
+        candidacy = Candidacy(client, member, "etcd", Lifetime(), lambda: None)
+        assert (await candidacy.until_elected()).revision == 7
+
+    asyncio.run(elected())

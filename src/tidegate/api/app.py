@@ -19,6 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidegate.api import captures, changefeeds, forward, messages, operations, readers, status
+from tidegate.api.status import starting_capture_of
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.server.capture import Capture
@@ -73,7 +74,7 @@ ROOT_ROUTES: Final = [
 
 
 class ForOwner:
-    """Forwards requests to the owner while the capture is a standby."""
+    """Forwards requests to the owner while the capture is a standby; counts those that an owner answers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -89,6 +90,10 @@ class ForOwner:
                     # Here and not by the handlers of `create_app`: they are inside of this middleware.
                     answer = await _refused(request, error)
                 await answer(scope, receive, send)
+                return
+            if forward.may_change(request):
+                with starting_capture_of(request).request():
+                    await self._app(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -30,6 +30,11 @@ def is_for_owner(request: Request) -> bool:
     return not capture.ready and capture.owner is not None and request.url.path not in OWN
 
 
+def may_change(request: Request) -> bool:
+    """Whether the request may change what the owner owns. Messages of captures name their term and do not."""
+    return request.method != "GET" and request.url.path not in OWN
+
+
 async def to_owner(request: Request) -> Response:
     """The owner's answer. Raises Retryable if there is none."""
     capture = starting_capture_of(request)

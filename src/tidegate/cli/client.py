@@ -38,6 +38,12 @@ def call(
     from urllib.parse import quote, urlencode
 
     base = server if "://" in server else f"http://{server}"
+    if "@" in base:
+        # Not printed: the token may be in it.
+        raise InvalidInput(
+            "the address in --server has a user or a password",
+            fix="put the token into a file, and name it by TIDEGATE_TOKEN_FILE or `tidegate --token-file`",
+        )
     is_secure = not base.lower().startswith("http://")
     token = AccessToken.from_environment()
     headers = dict(token.header) if token else {}

@@ -20,6 +20,7 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,7 @@ from tidegate.server.captures.lifetime import Lifetime
 from tidegate.server.captures.membership import CaptureInfo, Membership, capture_name
 from tidegate.server.captures.message_client import MessageClient
 from tidegate.server.captures.recorder import Recorder, follow_nothing
+from tidegate.server.captures.requests_in_flight import RequestsInFlight
 from tidegate.server.catalogue.catalogues import Catalogues
 from tidegate.server.catalogue.schema_tracker import load_catalogue
 from tidegate.server.changefeeds.new_feed import Refused as RequestRefused
@@ -161,6 +163,7 @@ class Capture:
         self._candidacy: Candidacy | None = None
         """The session in the shared etcd; None: this capture is alone, or has not come that far yet."""
         self._ready = False
+        self._requests = RequestsInFlight()
 
     async def start(self) -> None:
         """Open everything; raises TidegateError. If it fails or is cancelled, it ends as by `end_session`."""
@@ -176,11 +179,15 @@ class Capture:
         await self.end_session()
         await self.process.close()
 
+    def request(self) -> AbstractContextManager[None]:
+        """A context for a request that may change what this capture owns; `step_down` waits for its end."""
+        return self._requests.one()
+
     async def step_down(self) -> None:
         """Let another capture own the changefeeds, as it was asked to; see `Tenure.step_down`."""
         self._ready = False
         self.resigns.clear()
-        await self.tenure.step_down()
+        await self.tenure.step_down(self._requests.ended)
         self._ready = True
 
     async def end_session(self) -> None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final
 
+from tidegate.errors import TidegateError
 from tidegate.log import event
 from tidegate.server.captures.candidacy import Candidacy
 from tidegate.server.captures.membership import Resigned
@@ -64,24 +66,37 @@ class Tenure:
             self._sweep.cancel()
         await self.reactor.stop()
 
-    async def step_down(self) -> None:
+    async def step_down(self, requests: Callable[[], Awaitable[None]]) -> None:
         """Let another capture be elected, and return when this one is the owner again.
 
-        Raises Fenced if the owner's work does not end in time, or the capture is lost; Retryable if etcd does
-        not answer.
+        `requests`: waits for the end of requests that began under this term. Raises Fenced if they or the
+        owner's work do not end in time, or the capture is lost; Retryable if etcd does not answer.
         """
         candidacy, node = self._candidacy, self._node
         assert candidacy is not None
         event(LOG, logging.INFO, "the capture resigns", capture=node.capture, owner_rev=node.owner_rev)
-        node.steps_down = True
+        ending = asyncio.create_task(self._end_of_term(requests), name="end of the owner's work")
         try:
-            # First, because each changefeed stores its last checkpoint, which needs the owner's key.
-            async with asyncio.timeout(STEP_DOWN_S):
-                await self.end()
-        except TimeoutError as error:
-            raise Resigned("the capture was asked to resign", where=node.address) from error
-        await candidacy.step_down(node.owner_rev)
+            # It is not cancelled when it is late: a feed that ends leaves no process behind.
+            done, _ = await asyncio.wait({ending}, timeout=STEP_DOWN_S)
+            if not done:
+                raise Resigned("the capture was asked to resign", where=node.address)
+            await ending
+            await candidacy.step_down(node.owner_rev)
+        except TidegateError as error:
+            # Now, so that whatever still runs of this term is refused by `Node.write`, and so that the
+            # session ends before the work does (`Capture.end_session`).
+            node.lost(error)
+            raise
         node.forget_ownership()
         self.reactor, self.readers = self._new()
         self._processor_registry.stand_by()
         await self.begin()
+
+    async def _end_of_term(self, requests: Callable[[], Awaitable[None]]) -> None:
+        # Before the feeds end: a request that is under way would act for this term under the next one, and
+        # `Node.over`, which refuses late requests of a session that is lost, says nothing here.
+        await requests()
+        self._node.steps_down = True
+        # Before the key is deleted, because each changefeed stores its last checkpoint.
+        await self.end()

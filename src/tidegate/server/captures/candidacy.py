@@ -8,11 +8,12 @@ capture is lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from tidegate.errors import Fatal, Retryable, TidegateError
+from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.election import Candidate
 from tidegate.log import event
@@ -90,7 +91,9 @@ class Candidacy:
                 if owner is not None and member.is_mine(owner):
                     # Read now: the last reading may still have the capture that was the owner, and the
                     # changefeeds would wait for its answer (`ProcessorLink.meet`).
-                    self.captures = tuple(await asyncio.to_thread(member.captures))
+                    # A damaged key of another capture must not end each one that is elected.
+                    with contextlib.suppress(InvalidInput):
+                        self.captures = tuple(await asyncio.to_thread(member.captures))
                     break
                 # Once for each owner: to stand by asks etcd for the list of captures.
                 if owner is not None and owner != shown:

@@ -160,7 +160,8 @@ class Replication:
 
     def warn(self, error: FeedError) -> None:
         """Show an error that does not stop the pipeline."""
-        if self._record.life.runs:
+        # Not while the capture resigns: the write would come after the last one of this term.
+        if self._record.life.runs and not self._node.steps_down:
             self._jobs.spawn(self._show(error))
 
     async def _show(self, error: FeedError) -> None:
