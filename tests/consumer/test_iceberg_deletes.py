@@ -129,7 +129,7 @@ def test_manifests_say_that_they_list_delete_files(tmp_path: Path) -> None:
     made.target.close()
 
 
-def test_a_row_that_is_updated_again_and_again_is_deleted_once_in_each_file(tmp_path: Path) -> None:
+def test_a_row_that_is_updated_often_is_deleted_once_in_each_file(tmp_path: Path) -> None:
     """And delete files are merged before they are many."""
     made = Begun(tmp_path)
     made.put({key: key for key in range(100)}, fresh=True)

@@ -5,8 +5,9 @@
     edges            ^        ^         ^        ^         ^    ^
     shares   |--- a, 6 -----------------|--- b, 10 ---------------------------)
 
-`share` divides `wanted` among captures. A cut may lie only where a piece starts. Today a piece is a stripe of
-tables, so no table has two writers. With smaller pieces there are more edges; nothing else here would change.
+`share` divides `wanted` among captures. A cut may lie only where a piece starts. A piece is a stripe of
+tables, or a part of a table if the changefeed cuts it (`enable-table-across-nodes`). Only such a table may
+have two writers.
 
 Promises:
  - the ranges tile `wanted`, and every inner edge is the start of a piece;

@@ -169,8 +169,8 @@ class SpanFiles:
         try:
             version = self._file.rewrite(manifest) if whole else self._file.write(manifest)
         except DiskFull as error:
-            # docs/guarantees.md#missing-disk-space-delays-and-loses-nothing: the same content is
-            # written later.
+            # docs/guarantees.md#too-little-disk-space-delays-delivery-but-never-loses-data: the same content
+            # is written later.
             self._store.filled(error)
             known = {s.file for s in self.manifest.segments}
             # The manifest on disk still names the others, so their files stay.
