@@ -72,7 +72,7 @@ def test_one_that_cannot_be_read_ends_no_capture_and_keeps_its_history(
         ("server.changefeeds.housekeeping.HOUSEKEEPING_S", 0.1),
     ):
         monkeypatch.setattr(f"tidegate.{name}", seconds)
-    for name, seconds in (("catalogues.SAVE_REST", 1), ("catalogues.RENAME_S", 0.1)):
+    for name, seconds in (("catalogue.catalogues.SAVE_REST", 1), ("catalogue.catalogues.RENAME_S", 0.1)):
         monkeypatch.setattr(f"tidegate.server.{name}", seconds)  # what PD holds follows them
     running = Running(upstream.pd_addr, tmp_path / "data", tmp_path / "out")
     try:
