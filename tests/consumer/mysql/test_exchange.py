@@ -25,7 +25,7 @@ from tidegate.model.ddl import WITHOUT_VALIDATION, DdlEvent
 
 LATER = (1_700_000_000_000 << 18) + (1 << 40)
 FIRST_WRITE = 2
-"""Of a `MortalServer`: before it takes effect."""
+"""The step of a `MortalServer` before it takes effect."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ TABLES = steps_of(
     "CREATE TABLE `s.1` (`a` INT PRIMARY KEY,`v` INT)",
 )
 BEFORE_IT_RUNS, AFTER_IT_RAN = 4, 5
-"""Of `Life`: the note is step 0, the session step 1, the statement step 2."""
+"""Steps of a `Life`: the note is step 0, the session step 1, the statement step 2."""
 
 
 def exchange(number: int = 0, words: str = "") -> DdlMessage:
@@ -261,7 +261,7 @@ def test_a_user_who_may_not_read_the_ids_is_shown_the_missing_right(
 
 R, EX = ("d_part", "r"), ("d_part", "ex")
 MOVING, MOVED = 6, 7
-"""Of `Life`: the note, two statements about the table between them, and step 3, which moves the rows."""
+"""Steps of a `Life`: the note, two statements about the table between them; step 3 moves the rows."""
 
 
 def until_the_exchange() -> tuple[list[DdlEvent], DdlEvent]:
