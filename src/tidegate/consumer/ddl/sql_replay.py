@@ -329,8 +329,8 @@ class _StatementReader:
         return AlterTable(name, ", ".join(changes), renamed)
 
     def _exchange(self, name: Name, found: list[list[SqlToken]]) -> Statement:
-        """An EXCHANGE PARTITION. It stands alone: as one change of several it would be run as an ALTER, which
-        is tried on a copy of the table first, and that would take the rows of the other table.
+        """An EXCHANGE PARTITION, which must be the only change. As one of several it would run as an ALTER,
+        and an ALTER is tried on a copy of the table first, which would take the rows of the other table.
         """
         if len(found) != 1:
             return Unknown("it exchanges a partition and changes the table at once")
