@@ -15,10 +15,11 @@ from tests.consumer.mysql.reading import forget
 from tests.consumer.mysql.test_ddl import Life
 from tests.consumer.mysql.test_replay import Sql, reported, steps_of
 from tests.consumer.test_ddl_at_target import message, recorded
+from tests.consumer.test_iceberg import KEYED
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.ddl.ddl_plan import MISPLACED, plan
 from tidegate.consumer.ddl.ddl_steps import Refuse
-from tidegate.consumer.mysql.exchange import truncated
+from tidegate.consumer.mysql.exchange import check_movable, truncated
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.model.ddl import WITHOUT_VALIDATION, DdlEvent
@@ -225,6 +226,14 @@ def test_a_partition_by_key_is_not_truncated_either(
 def test_partitions_that_an_alter_truncates_are_read_from_its_text() -> None:
     assert truncated("TRUNCATE PARTITION `a`, `b c`") == ["a", "b c"]
     assert truncated("TRUNCATE PARTITION ALL") == truncated("ADD COLUMN `truncate partition` INT") == []
+
+
+def test_no_partition_of_a_table_that_keeps_deleted_rows_is_exchanged() -> None:
+    keeping = replace(KEYED, soft_delete="gone")
+    check_movable(KEYED, KEYED)
+    for held, other in ((keeping, KEYED), (KEYED, keeping)):
+        with pytest.raises(Fatal, match="keeps deleted rows"):
+            check_movable(held, other)
 
 
 def test_an_adopted_table_is_exchanged_by_a_person_only(
