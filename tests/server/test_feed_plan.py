@@ -21,6 +21,12 @@ from tidegate.server.metadata.sqlite import SqliteMetadata
 FEED = FeedId("default", "one")
 
 
+def write(bounds: BoundsFile, bound: int, spans: dict[str, SpanTask], **how: bool) -> None:
+    """As a tick does."""
+    if text := bounds.text(bound, spans, **how):
+        bounds.put(text)
+
+
 def test_a_feed_recreated_in_a_new_metadata_store_is_another_feed(tmp_path: Path) -> None:
     """The data folder is deleted and the capture starts again: tokens and incarnations are the same."""
     uri = parse_sink_uri("kafka://127.0.0.1:1/topic?protocol=canal-json")
@@ -87,7 +93,8 @@ def test_an_announced_span_keeps_its_start_and_lists_its_wanted_tables(
     (task,) = Stripes(64).begin([table_task(70, 100)])
 
     def status(bound: int, start_ts: int, wanted: int, *, raise_starts: bool = False) -> Bounds:
-        bounds.write(
+        write(
+            bounds,
             bound,
             {task.id: replace(task, start_ts=start_ts, wanted=wanted)},
             raise_starts=raise_starts,
@@ -107,7 +114,7 @@ def test_bounds_of_an_ended_incarnation_replace_none_of_the_next(tmp_path: Path)
     earlier, later = BoundsFile(path, (1, 1)), BoundsFile(path, (1, 2))
     late = earlier.text(50, {})
     earlier.close()
-    later.write(40, {})
+    write(later, 40, {})
     earlier.put(late)
     assert Bounds.load(path).bound == 40
 
@@ -118,7 +125,7 @@ def test_a_bound_is_sent_when_rows_wait_for_it_or_spans_change(tmp_path: Path) -
     one, two = (table_task(table, 100) for table in (70, 71))
 
     def status(bound: int, *tasks: SpanTask, **how: bool) -> tuple[int, int]:
-        bounds.write(bound, {task.id: task for task in tasks}, **how)
+        write(bounds, bound, {task.id: task for task in tasks}, **how)
         found = Bounds.load(path)
         return found.bound, len(found.spans)
 
@@ -136,7 +143,7 @@ def test_what_could_not_be_written_on_a_full_disk_is_written_later(
     path = tmp_path / "bounds.json"
     bounds = BoundsFile(path, (1, 1))
     one, two = (table_task(table, 100) for table in (70, 71))
-    bounds.write(200, {one.id: one})
+    write(bounds, 200, {one.id: one})
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -144,6 +151,6 @@ def test_what_could_not_be_written_on_a_full_disk_is_written_later(
     with monkeypatch.context() as disk:
         disk.setattr(Path, "write_text", full)
         with pytest.raises(DiskFull):
-            bounds.write(300, {one.id: one, two.id: two}, idle=True)
-    bounds.write(400, {one.id: one, two.id: two}, idle=True)
+            write(bounds, 300, {one.id: one, two.id: two}, idle=True)
+    write(bounds, 400, {one.id: one, two.id: two}, idle=True)
     assert Bounds.load(path) == Bounds(400, DDL_SPAN_ID, {one.id: 100, two.id: 100})

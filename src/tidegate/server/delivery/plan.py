@@ -80,7 +80,7 @@ class BoundsFile:
     change.
 
     Replacing a file costs more than the rest of a tick, and a feed's bound moves up to 20 times a second. It
-    also waits for the disk: so `text` says what to write, and `put` writes it in another thread.
+    also waits for the disk. So `text` says what to write, and `put` may be called in another thread.
     """
 
     def __init__(self, path: Path, token: tuple[int, int], ddl_span: str = DDL_SPAN_ID) -> None:
@@ -89,13 +89,6 @@ class BoundsFile:
         self._spans_text = self._sent_spans = self._sent = ""
         self._putting = threading.Lock()
         self._is_closed = False
-
-    def write(
-        self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
-    ) -> None:
-        """Write `text`, if there is any. Raises DiskFull; the earlier file then stays as it is."""
-        if text := self.text(bound, spans, raise_starts=raise_starts, idle=idle):
-            self.put(text)
 
     def text(
         self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
@@ -121,7 +114,9 @@ class BoundsFile:
         return text if text != self._sent else ""
 
     def put(self, text: str) -> None:
-        """Replace the file by the last `text`, unless it is closed. Blocks; raises DiskFull."""
+        """Replace the file by the last `text`, unless it is closed. Blocks. Raises DiskFull; the earlier file
+        then stays as it is.
+        """
         with self._putting:
             if self._is_closed:
                 return
