@@ -2,7 +2,7 @@
 waits for a lock.
 
     python -m benchmarks.neighbours [--rows 300000] [--seconds 8] [--rounds 3] [--only stopped] [--json FILE]
-    python -m benchmarks.neighbours --only locked [--locked 600] [--json FILE]
+    python -m benchmarks.neighbours --only locked [--locked 600] [--stripe] [--json FILE]
 
 A table with `--rows` rows gets 10 transactions of 20 rows per second all the time. Its span was read up to
 now and dropped from the store; then a changefeed needs it from its beginning. The figure is the lag of the
@@ -29,6 +29,8 @@ With `--only locked` it measures a table that others read, while a transaction h
 | unlocked | for 2 minutes before the lock |
 | locked | for `--locked` seconds while the lock is held; the resolved ts of the locked table waits for it |
 
+With `--stripe` both tables are in one stripe, in different regions of it, instead of in spans of their own.
+
 The cases run in turns, in one process, on one upstream, which is a separate process.
 """
 
@@ -42,20 +44,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchmarks.growth import Upstream
 from benchmarks.upstream import TABLE
 
-from tidegate.eventstore import kernels
+from tidegate.eventstore import kernels, store_view
 from tidegate.eventstore.span_store import SpanStore
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import DEFAULT_BUDGET_MS, Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model import timestamp
-from tidegate.model.span import Span
+from tidegate.model.span import Span, span_id
 from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.server.pulling.backfill import Backfill
@@ -80,6 +83,9 @@ BEFORE: Final = {
     "locked": "unlocked",
 }
 """For each figure, the one that it is compared with."""
+SETTLE_S: Final = 3.0
+WIDTH: Final = 64
+"""Table ids in the stripe of `--stripe`."""
 FULL_S: Final = 60.0
 """The store must be full within this time."""
 
@@ -93,6 +99,8 @@ class Capture:
         self.pd = PdClient(address)
         self.store = EventStore(folder, disk_bytes=disk_bytes)
         self._name = span
+        self.resolved: Callable[[], int] = lambda: self.span.resolved
+        """How far the healthy readers may read."""
         self.backfill = Backfill(self.pd, self.store, print)
         on_watch = self.backfill.want if missing else None
         self._seen = 0
@@ -107,7 +115,7 @@ class Capture:
         """Lags in ms, until `until` is true. `each`: called after each sample."""
         found = []
         while not until():
-            self._seen = max(self._seen, self.span.resolved)
+            self._seen = max(self._seen, self.resolved())
             behind = timestamp.physical_ms(self.pd.tso()) - timestamp.physical_ms(self._seen)
             found.append(float(behind))
             each()
@@ -144,15 +152,20 @@ def writing(pd: PdClient, table: int = TABLE, row_bytes: int = 100) -> Iterator[
         thread.join()
 
 
+def settle(capture: Capture, ts: int) -> None:
+    """Wait until the span has reached `ts`, and then for what follows the opening of a span."""
+    while capture.span.resolved < ts:
+        time.sleep(LOOK_S)
+    time.sleep(SETTLE_S)
+
+
 def measure(upstream: Upstream, folder: Path, seconds: float, *, missing: bool) -> tuple[list[float], ...]:
     """The lags before the beginning is needed again, and while it is pulled."""
     capture = Capture(upstream.address, folder, missing=missing)
     start = 1
     capture.puller.watch(SPAN, start)
     with writing(capture.pd):
-        now = capture.pd.tso()
-        while capture.span.resolved < now:
-            time.sleep(LOOK_S)
+        settle(capture, capture.pd.tso())
         end = time.monotonic() + seconds
         quiet = capture.lags(lambda: time.monotonic() > end)
         capture.span.drop_below(capture.span.resolved)
@@ -176,8 +189,7 @@ def measure_stopped(upstream: Upstream, folder: Path, seconds: float) -> tuple[l
         capture.span.drop_below(capture.span.resolved)
 
     with PdClient(upstream.address) as pd, writing(pd, OTHER):
-        while capture.span.resolved < start:
-            time.sleep(LOOK_S)
+        settle(capture, start)
         end = time.monotonic() + seconds
         roomy = capture.lags(lambda: time.monotonic() > end, release)
         with writing(capture.pd, TABLE, FAT_BYTES):
@@ -192,16 +204,33 @@ def measure_stopped(upstream: Upstream, folder: Path, seconds: float) -> tuple[l
     return roomy, stopped
 
 
-def measure_locked(upstream: Upstream, folder: Path, locked_s: float) -> tuple[list[float], list[float]]:
+def measure_locked(
+    upstream: Upstream, folder: Path, locked_s: float, *, stripe: bool
+) -> tuple[list[float], list[float]]:
     """The lags of a table with readers, before and while another table has a lock.
 
-    The lock is in a region of its own: TiKV's resolved ts waits for the locks of a region.
+    The lock is in a region of its own: TiKV's resolved ts waits for the locks of a region. `stripe`: both
+    tables are in one span.
     """
-    other = keys.record_span(OTHER)
+    assert TABLE // WIDTH == OTHER // WIDTH, "neighbours"
+    locked_span, other = SPAN, keys.record_span(OTHER)
+    first = TABLE - TABLE % WIDTH
+    if stripe:
+        locked_span = other = keys.stripe_span(first, WIDTH)
     capture = Capture(upstream.address, folder, missing=True, span=other)
     start = capture.pd.tso()
-    for span in (SPAN, other):
+    for span in {locked_span, other, keys.ddl_span()}:
         capture.puller.watch(span, start)
+    if stripe:
+        name, wanted = span_id(other), (first, 1 << OTHER - first)
+
+        def reach() -> int:  # as the control process: `server.delivery` looks at the frontier so
+            frontier = store_view.read_frontier(folder)
+            now = frontier.get(span_id(keys.ddl_span()), 0)
+            manifest = partial(store_view.read_manifest, folder)
+            return store_view.lifted(frontier, {name: wanted}, now, manifest).get(name, 0)
+
+        capture.resolved = reach
 
     def drop_read() -> None:
         capture.span.drop_below(capture.span.resolved)
@@ -211,17 +240,16 @@ def measure_locked(upstream: Upstream, folder: Path, locked_s: float) -> tuple[l
         return capture.lags(lambda: time.monotonic() > end, drop_read)
 
     with PdClient(upstream.address) as pd, writing(pd, OTHER):
-        while capture.span.resolved < start:
-            time.sleep(LOOK_S)
+        settle(capture, start)
         unlocked = lags(min(locked_s, UNLOCKED_S))
         key = keys.int_record(TABLE, 0)
         holder = TwoPhase(capture.pd, capture.pd.tso(), key, ttl_ms=round(1000 * (locked_s + 60)))
         holder.prewrite([Mutation(PUT, key, b"x")], Backoff(DEFAULT_BUDGET_MS))
         locked = lags(locked_s)
-        held = capture.store.open_span(SPAN).resolved
+        held = capture.store.open_span(locked_span).resolved
         assert held <= holder.start_ts, f"the locked table's resolved ts {held} did not wait for its lock"
         holder.commit([key], capture.pd.tso(), Backoff(DEFAULT_BUDGET_MS))
-        while capture.store.open_span(SPAN).resolved <= holder.start_ts:
+        while capture.store.open_span(locked_span).resolved <= holder.start_ts:
             time.sleep(LOOK_S)
     capture.close()
     return unlocked, locked
@@ -241,6 +269,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["stopped", "locked"], help="one part alone")
     parser.add_argument("--locked", type=float, default=600.0, help="seconds that the lock is held")
+    parser.add_argument("--stripe", action="store_true", help="with `--only locked`: both in one stripe")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     block_matcher.warm()
@@ -250,7 +279,7 @@ def main() -> int:
         upstream = Upstream(Path(folder) / "upstream", 10)
         upstream.load(0 if options.only else options.rows)
         if options.only == "locked":
-            found = measure_locked(upstream, Path(folder) / "locked", options.locked)
+            found = measure_locked(upstream, Path(folder) / "locked", options.locked, stripe=options.stripe)
             lags["unlocked"], lags["locked"] = found
         for number in () if options.only == "locked" else range(options.rounds):
             for name in () if options.only else ("missing", "again"):
@@ -258,7 +287,7 @@ def main() -> int:
                 quiet, after = measure(upstream, where, options.seconds, missing=name == "missing")
                 lags["quiet"] += quiet
                 lags[name] += after
-                print(f"  round {number + 1}, {name}: {shown(after)}", flush=True)
+                print(f"  round {number + 1}, {name}: {shown(after)}, before {shown(quiet)}", flush=True)
             roomy, stopped = measure_stopped(upstream, Path(folder) / f"stopped-{number}", options.seconds)
             lags["roomy"] += roomy
             lags["stopped"] += stopped

@@ -5,11 +5,16 @@ above the checkpoint). Then it sends for each key every Put and Delete with comm
 first, each as COMMITTED with the value before it (of a raw key only the newest version). The empty
 INITIALIZED row is always last. Live rows are sent at the same time: changes committed before the snapshot
 come only from the scan, later ones only as live rows. Rows are sent in events of about 32 KiB.
+
+Scans wait for their clients at the same time, but only one of them computes (`_TURN`).
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from tidegate.tikv import keys, mvcc
@@ -29,6 +34,17 @@ EVENT_BYTES: Final = 32 << 10
 LOOK_S: Final = 0.2
 """The interval at which a scan that pauses checks whether it was stopped."""
 _AFTER_RAW: Final = bytes([RAW_PREFIX[0] + 1])
+_TURN: Final = threading.Lock()
+"""Held by the scan of this process that computes. Several that compute are not faster, because they share the
+interpreter, but each would delay every thread that serves live changes by one more turn."""
+_WAIT_S: Final = 0.02
+"""A scan waits this long for its turn. Another may keep it for longer, if it finds nothing to send."""
+_USUAL_S: Final = sys.getswitchinterval()
+TURN_S: Final = 0.0005
+"""While a scan computes, a thread that waits for the interpreter gets it after this time, instead of 5 ms. A
+commit passes through several threads, so with 5 ms it took 100 to 300 ms longer while a scan ran
+(`python -m benchmarks.neighbours`). Only meanwhile, because it makes commits without a scan more expensive.
+"""
 
 
 class CongestedError(Exception):
@@ -86,16 +102,36 @@ def scan_versions(downstream: Downstream, view: EngineSnapshot, faults: Faults, 
 
 
 def _send(downstream: Downstream, rows: Iterator[bytes], faults: Faults, limiter: Limiter) -> None:
+    while batch := _next_event(rows):
+        _put(downstream, batch, faults, limiter)
+
+
+def _next_event(rows: Iterator[bytes]) -> list[bytes]:
+    """About EVENT_BYTES of rows; empty after the last one."""
     batch: list[bytes] = []
     size = 0
-    for row in rows:
-        batch.append(row)
-        size += len(row)
-        if size >= EVENT_BYTES:
-            _put(downstream, batch, faults, limiter)
-            batch, size = [], 0
-    if batch:
-        _put(downstream, batch, faults, limiter)
+    # Not held while the event is put: a client that does not read must not delay the scans of others.
+    with _turn():
+        for row in rows:
+            batch.append(row)
+            size += len(row)
+            if size >= EVENT_BYTES:
+                break
+    return batch
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Compute now; usually no other scan does."""
+    if not _TURN.acquire(timeout=_WAIT_S):
+        yield  # the scan that holds the turn has already shortened the turns of all threads
+        return
+    sys.setswitchinterval(TURN_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(_USUAL_S)
+        _TURN.release()
 
 
 def _put(downstream: Downstream, rows: list[bytes], faults: Faults, limiter: Limiter) -> None:
