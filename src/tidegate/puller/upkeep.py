@@ -34,7 +34,11 @@ KEEP_S: Final = 30.0
 TORN_MS: Final = 30_000
 """If a range is this far ahead of another range of its span, its changes are kept for a restart."""
 BEHIND_S: Final = 0.5
-"""How often the puller looks for slow ranges in spans of several tables."""
+"""How often the puller looks for slow ranges in spans of several tables, while it finds none."""
+PART_S: Final = 0.05
+"""The same while it finds some. Readers of the other ranges wait for each look, so this adds to their lag."""
+PART_SHARE: Final = 10
+"""Looks use at most this part of a core, 1 in 10: each stores the changes of all stripes with slow ranges."""
 BEHIND_MS: Final = 1_000
 BEHIND_MAX: Final = 64
 """If more ranges than this are BEHIND_MS behind, the cause is not a single table, and all readers wait."""
@@ -60,6 +64,7 @@ class Upkeep:
         """The bytes of spilled open transactions that the store was charged with."""
         self._kept_at = self._looked_at = clock.monotonic()
         self._parted_at = float("-inf")
+        self._is_parting = False
 
     def close(self) -> None:
         """Remove the charge for spilled transactions, whose files are deleted with the streams."""
@@ -99,10 +104,8 @@ class Upkeep:
         if self._clock.monotonic() - self._looked_at >= silence.SILENT_S / silence.LOOK_SHARE:
             self._looked_at = self._clock.monotonic()
             self._wake_silent()
-        if self._clock.monotonic() - self._parted_at >= BEHIND_S:
-            self._parted_at = self._clock.monotonic()
-            if not store.pressure:
-                self._part_from_those_behind(spans)
+        if not self._is_parting and self._clock.monotonic() - self._parted_at >= BEHIND_S:
+            self._part()
         if self._clock.monotonic() - self._kept_at >= KEEP_S:
             self._kept_at = self._clock.monotonic()
             for watched_span in spans:
@@ -170,13 +173,23 @@ class Upkeep:
         times = [ts for _, ts in self._spans.ranges(watched_span)]
         return timestamp.physical_ms(max(times)) - timestamp.physical_ms(min(times)) > TORN_MS
 
-    def _part_from_those_behind(self, spans: list[WatchedSpan]) -> None:
+    def _part(self) -> None:
+        """Look for slow ranges, and soon again if there are some."""
+        began = self._parted_at = self._clock.monotonic()
+        self._is_parting = not self._store.pressure and self._part_from_those_behind(self._spans.all())
+        if self._is_parting:
+            took = self._clock.monotonic() - began
+            self._inbox.after(max(PART_S, PART_SHARE * took), self._part)
+
+    def _part_from_those_behind(self, spans: list[WatchedSpan]) -> bool:
         """For each stripe with slow ranges, store the changes of the other ranges and record their ts in the
-        manifest, so that readers that want no table of the slow ranges can continue.
+        manifest, so that readers that want no table of the slow ranges can continue. Returns whether there
+        are such stripes.
 
         The largest resolved ts of all spans shows the current ts of the upstream: usually that of the DDL
         span, which every changefeed of tables follows.
         """
+        found = False
         limit = max((w.changes.resolved for w in spans), default=0) - timestamp.compose(BEHIND_MS)
         for watched_span in spans:
             if not watched_span.records or watched_span.paused or watched_span.changes.resolved >= limit:
@@ -190,9 +203,11 @@ class Upkeep:
             # If many ranges are behind, readers wait anyway, and each pass would write a manifest for
             # nothing.
             if near and len(ranges) - len(near) <= BEHIND_MAX:
+                found = True
                 least = min(near)
                 self.keep(watched_span, [(span, least if ts >= limit else ts) for span, ts in ranges])
                 self._sealer.moved()  # publish the new manifest's version now, without waiting for a mark
+        return found
 
     def keep(self, watched_span: WatchedSpan, ranges: list[tuple[Span, Timestamp]] | None = None) -> None:
         """Store the changes and ts of each range (or of `ranges`), so that a restart resumes from there."""
