@@ -14,7 +14,17 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.model.span import span_id
 from tidegate.server.catalogue.schema_tracker import load_catalogue
-from tidegate.server.catalogue.stripes import STRIPES, Stripes, chosen_width, ids_of, spans_json, table_task
+from tidegate.server.catalogue.stripes import (
+    SPANS_MAX,
+    STRIPES,
+    Stripes,
+    chosen_width,
+    ids_of,
+    spans_json,
+    table_task,
+    wider,
+)
+from tidegate.server.catalogue.stripes import wanted_ids as in_turn
 from tidegate.tidb import keys
 from tidegate.workload.bank import BankWorkload
 
@@ -24,6 +34,7 @@ IDS = st.integers(1, 40)
 
 
 def wanted_ids(tasks: dict[str, SpanTask]) -> list[int]:
+    assert all(list(in_turn(task)) == ids_of(task) for task in tasks.values())
     return sorted(table for task in tasks.values() for table in ids_of(task))
 
 
@@ -58,6 +69,7 @@ def test_stripes_hold_what_spans_of_tables_hold(
         assert batch.removed <= held
         apply(tasks, batch)
         assert wanted_ids(tasks) == sorted(wanted)
+        assert stripes.count == len(tasks)
         # A stripe that was held stays as it is: only what begins now is pulled from now on.
         assert all(task.start_ts == ts for name, task in tasks.items() if name not in held)
         assert all(task.start_ts < ts for name, task in tasks.items() if name in held - batch.removed)
@@ -161,6 +173,15 @@ def test_the_width_follows_from_the_number_and_the_spread_of_table_ids(ids: rang
     assert chosen_width(ids) == width
     stripes = len({table // width for table in ids})
     assert width in (1, 4096) or stripes <= STRIPES < len({2 * table // width for table in ids})
+
+
+def test_a_feed_that_has_grown_gets_wider_stripes() -> None:
+    assert wider(range(100, 100 + SPANS_MAX), 1) == 1
+    grown = range(100, 101 + SPANS_MAX)
+    assert wider(grown, 1) == chosen_width(grown) > 1
+    assert wider(grown, 4096) == 4096
+    assert wider(range(0, 64 * SPANS_MAX + 64, 8), 64) == 2048
+    assert wider([], 1) == 1
 
 
 @pytest.mark.integration

@@ -28,6 +28,7 @@ from tidegate.control.metadata import (
 )
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
+from tidegate.server.catalogue import stripes
 from tidegate.server.changefeeds.updates import FIXED
 from tidegate.server.metadata.sqlite import SqliteMetadata
 from tidegate.tikv.server import EmbeddedUpstream
@@ -38,7 +39,9 @@ pytestmark = pytest.mark.integration
 __all__ = ["bank", "capture"]
 
 
-def test_where_a_feed_begins_and_which_keys_it_follows_cannot_be_updated(capture: Running) -> None:
+def test_where_a_feed_begins_and_which_keys_it_follows_cannot_be_updated(
+    bank: BankWorkload, capture: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = {"kv_mode": "txnkv", "start_key": "6b", "end_key": "6c"}
     made = {
         "tables": capture.create("tables"),
@@ -72,6 +75,12 @@ def test_where_a_feed_begins_and_which_keys_it_follows_cannot_be_updated(capture
     assert made["tables"]["config"]["tidegate"]["ids_per_stripe"] == 1
     assert capture.call("PUT", "/changefeeds/tables", {"replica_config": {}})["http"] == 200
     assert capture.feed("tables")["config"]["tidegate"]["ids_per_stripe"] == 1
+    # If the tables need too many spans by now, it is chosen again, unless the update sets it.
+    for bound in ("SPANS_MAX", "TABLES_APART", "SPARSE_APART"):
+        monkeypatch.setattr(stripes, bound, 0)
+    for sent, kept in (({}, 2), ({"tidegate": {"ids_per_stripe": 1}}, 1)):
+        assert capture.call("PUT", "/changefeeds/tables", {"replica_config": sent})["http"] == 200
+        assert capture.feed("tables")["config"]["tidegate"]["ids_per_stripe"] == kept
     wider = {"replica_config": {"tidegate": {"ids_per_stripe": 64}}}
     assert capture.call("PUT", "/changefeeds/tables", wider)["http"] == 200
     assert capture.feed("tables")["config"]["tidegate"]["ids_per_stripe"] == 64

@@ -15,6 +15,7 @@ processor must not rely on an older base of its capture, because DDL after that 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
@@ -23,19 +24,22 @@ from tidegate.control.gc import History
 from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import store_view
 from tidegate.filter.feed import FeedFilter
+from tidegate.log import event
 from tidegate.model.key_range import KeyRange
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX
 from tidegate.server.catalogue.catalogues import DDL_SPAN
 from tidegate.server.catalogue.key_tracker import KeyTracker
 from tidegate.server.catalogue.schema_tracker import SchemaTracker
-from tidegate.server.catalogue.stripes import Stripes
+from tidegate.server.catalogue.stripes import SPANS_MAX, Stripes
 from tidegate.server.delivery.plan import FeedPlan
 from tidegate.server.node import Node
 from tidegate.server.pulling.spans import Holder, OwnerOf
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+LOG: Final = logging.getLogger(__name__)
 
 LOST: Final = "CDC:ErrSnapshotLostByGC"
 LOOK_S: Final = 0.02
@@ -55,6 +59,7 @@ class FeedDdl:
         self._stripes = Stripes(max(1, own.ids_per_stripe), own.cuts)
         self.initial: tuple[SpanTask, ...] = ()
         """The spans wanted at the checkpoint that was passed to `open`."""
+        self._has_warned = False
 
     @property
     def span(self) -> Span:
@@ -97,7 +102,7 @@ class FeedDdl:
         # Only now: until the view has begun at its checkpoint, it is not open.
         self._tracker = tracker
         self.initial = self._stripes.begin(tracker.initial)
-        return self._stripes.follow(batches), known
+        return self._followed(batches), known
 
     @property
     def resolved(self) -> int:
@@ -123,7 +128,21 @@ class FeedDdl:
     def look(self, resolved: int, waiting: int) -> tuple[list[DdlBatch], int]:
         """The new DDL, and up to which ts all DDL is known. `waiting`: the number of batches not done yet."""
         batches, known = self.tracker.catch_up(resolved, waiting)
-        return self._stripes.follow(batches), known
+        return self._followed(batches), known
+
+    def _followed(self, batches: list[DdlBatch]) -> list[DdlBatch]:
+        followed = self._stripes.follow(batches)
+        if self._stripes.count > SPANS_MAX and self._is_owners and not self._has_warned:
+            self._has_warned = True
+            event(
+                LOG,
+                logging.WARNING,
+                "changefeed has many spans by now, and each costs CPU all the time; to have wider stripes "
+                "chosen, pause it, set `ids-per-stripe = 0` with `tidegate changefeed update`, and resume it",
+                changefeed=str(self._plan.feed),
+                spans=self._stripes.count,
+            )
+        return followed
 
     def check_held(self, checkpoint: int) -> None:
         """Raises Retryable until PD holds what the feed needs; upstream must not be read before."""

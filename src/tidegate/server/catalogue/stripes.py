@@ -38,6 +38,8 @@ STRIPES: Final = 48
 """The target for the number of stripes. Each span costs a look at each tick, a folder, and a registration in
 each region that it touches.
 """
+SPANS_MAX: Final = 1_000
+"""With more spans than this a feed that has grown should get a greater width (`wider`)."""
 SPANS_REMEMBERED: Final = 1 << 17
 """Spans whose names are cached, so that another feed of the same tables opens in milliseconds."""
 
@@ -70,6 +72,14 @@ def chosen_width(tables: Iterable[int]) -> int:
     return 1 if len(ids) <= SPARSE_APART and share < SPARSE else width
 
 
+def wider(tables: Iterable[int], width: int) -> int:
+    """The width for a stopped feed that had `width`: the same, unless its tables need too many spans now."""
+    ids = np.fromiter(tables, np.int64)
+    if len(np.unique(ids // max(1, width))) <= SPANS_MAX:
+        return width
+    return max(width, chosen_width(ids))
+
+
 def ids_of(task: SpanTask) -> list[int]:
     """The ids of a span's wanted tables."""
     if not task.wanted:
@@ -79,6 +89,17 @@ def ids_of(task: SpanTask) -> list[int]:
     # tables.
     wanted = np.frombuffer(task.wanted.to_bytes(-(-task.wanted.bit_length() // 8), "little"), np.uint8)
     return (np.flatnonzero(np.unpackbits(wanted, bitorder="little")) + first).tolist()
+
+
+def wanted_ids(task: SpanTask) -> Iterator[int]:
+    """The same, lowest first, for a caller that needs only the first few."""
+    if not task.wanted:
+        yield task.physical_id
+        return
+    first, left = keys.stripe_ids(task.span).start, task.wanted
+    while left:
+        yield first + _lowest(left)
+        left &= left - 1
 
 
 def table_task(physical_id: int, start_ts: int) -> SpanTask:
@@ -101,12 +122,20 @@ class Stripes:
             self._cuts.setdefault(self._first(memcomparable.decode_int(key, 1)), []).append(key)
         self._wanted: dict[int, int] = {}
         """Which ids of a stripe are wanted, by the stripe's first id: bit i is the i-th."""
+        self._apart = 0
+        """The number of tables with spans of their own."""
+
+    @property
+    def count(self) -> int:
+        """The number of spans, where one that is cut into pieces counts as one."""
+        return self._apart if self._width == 1 else len(self._wanted)
 
     def begin(self, tables: Iterable[SpanTask]) -> tuple[SpanTask, ...]:
         """The spans of the tables that are wanted at the checkpoint, given as one task for each table."""
         self._wanted.clear()
         tables = tuple(tables)
         if self._width == 1:
+            self._apart = len(tables)
             return tuple(self._pieces_of(tables))
         touched = dict.fromkeys(self._want(task.physical_id) for task in tables)
         return tuple(
@@ -122,6 +151,7 @@ class Stripes:
         return list(map(self._followed_apart if self._width == 1 else self._followed, batches))
 
     def _followed_apart(self, batch: DdlBatch) -> DdlBatch:
+        self._apart += len(batch.added) - len(batch.removed)
         cut = batch.removed_tables & self._cuts.keys()
         gone = [table_task(table, batch.finished_ts) for table in cut]
         kept = batch.removed.difference(task.id for task in gone)

@@ -25,7 +25,7 @@ from tidegate.kvclient.keyspaces import Keyspace
 from tidegate.kvclient.pd import PdClient
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.catalogue.schema_tracker import load_catalogue
-from tidegate.server.catalogue.stripes import chosen_width
+from tidegate.server.catalogue.stripes import chosen_width, wider
 from tidegate.server.catalogue.table_cuts import find_cuts
 from tidegate.sink.base import Description
 
@@ -117,6 +117,17 @@ def with_tables(new: NewFeed, tables: Sequence[TableVersion]) -> NewFeed:
     if own.ids_per_stripe:
         return new
     width = chosen_width(table_id for table in followed for table_id in table.physical_ids)
+    return replace(new, config=replace(new.config, tidegate=replace(own, ids_per_stripe=width)))
+
+
+def with_width(new: NewFeed, kept: ReplicaConfig, tables: Sequence[TableVersion]) -> NewFeed:
+    """Widens the stripes of an updated feed that has too many by now, unless the request sets a width."""
+    own = new.config.tidegate
+    # The API shows the width, so a configuration that is sent back contains the one that is kept.
+    if own.ids_per_stripe != kept.tidegate.ids_per_stripe:
+        return new
+    followed, _ = split_tables(tables, new.config)
+    width = wider((table_id for table in followed for table_id in table.physical_ids), own.ids_per_stripe)
     return replace(new, config=replace(new.config, tidegate=replace(own, ids_per_stripe=width)))
 
 

@@ -24,7 +24,14 @@ from tidegate.log import event
 from tidegate.server.changefeeds.creation import FeedCreation
 from tidegate.server.changefeeds.feeds import Feeds
 from tidegate.server.changefeeds.held_history import HeldHistory
-from tidegate.server.changefeeds.new_feed import NewFeed, Refused, check_new, with_cuts, with_spans_of
+from tidegate.server.changefeeds.new_feed import (
+    NewFeed,
+    Refused,
+    check_new,
+    with_cuts,
+    with_spans_of,
+    with_width,
+)
 from tidegate.server.changefeeds.repartition import check_overwrite, check_update
 from tidegate.server.node import Node
 from tidegate.server.owner.feed import Feed
@@ -160,6 +167,7 @@ class FeedUpdates:
         catalogue = await self._creation.catalogue(new, record.persisted)
         if catalogue is not None:
             tables = await asyncio.to_thread(catalogue.entries, record.persisted)
+            new = await asyncio.to_thread(with_width, new, record.config, tables)
             new = await asyncio.to_thread(with_cuts, new, tables, self.node.pd)
         moved = await self._is_elsewhere(found, new)
         if not moved:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from tidegate.control.barrier import SpanTask
 from tidegate.control.processor import Processor
-from tidegate.server.catalogue.stripes import ids_of
+from tidegate.server.catalogue.stripes import wanted_ids
 from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.processor.opening import Opening
 
@@ -36,10 +37,9 @@ def words_of_undelivered(machine: Processor, opening: Opening) -> str:
 
 def words_of_span(task: SpanTask, ddl: FeedDdl) -> str:
     """A span, with its table's name if it is known."""
-    ids = ids_of(task)
     # The first table of a stripe may have been dropped since; looking up all of them would cost too much.
-    known = (ddl.tracker.name_of(id_) for id_ in ids[:NAMES_TRIED])
+    known = (ddl.tracker.name_of(id_) for id_ in islice(wanted_ids(task), NAMES_TRIED))
     name = next(filter(None, known), "")
-    more = len(ids) - 1
+    more = max(task.wanted.bit_count(), 1) - 1
     others = f" and {more} more tables" if more else ""
     return f"span {task.id} ({name or f'table id {task.physical_id}'}{others})"
