@@ -21,12 +21,12 @@ import queue
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from tidegate.control.watchdog import Watchdog
 from tidegate.errors import Retryable, TidegateError
 from tidegate.pipeline.exchange.lines import Line
-from tidegate.pipeline.exchange.work import FROM_WORKER, LoadReport, Piece, parse, to_json
+from tidegate.pipeline.exchange.work import FROM_WORKER, FromWorker, LoadReport, Piece, parse, to_json
 from tidegate.pipeline.host.incarnation import Incarnation, Key
 from tidegate.pipeline.host.jobs import WorkerProcess
 from tidegate.pipeline.host.timetable import WorkKind
@@ -159,8 +159,8 @@ class ConnectedWorker:
         except OSError as error:
             raise Dead(str(error)) from error
 
-    def received(self) -> Any:
-        """Its next message, one of `FROM_WORKER`. Raises Dead."""
+    def received(self) -> FromWorker:
+        """Its next message. Raises Dead."""
         try:
             found = self.line.receive()
             message = None if found is None else parse(found, FROM_WORKER)
