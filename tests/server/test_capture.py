@@ -35,7 +35,7 @@ from tidegate.proto import metapb_pb2
 from tidegate.server.capture import Capture, Options
 from tidegate.server.captures.message_client import scheme
 from tidegate.server.catalogue.catalogues import Shared
-from tidegate.server.delivery.owner_sink import OpenSink
+from tidegate.server.delivery.sink_thread import OpenSink
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.tls import Tls
 from tidegate.workload.bank import BankWorkload

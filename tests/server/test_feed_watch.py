@@ -13,7 +13,7 @@ from tidegate.control.metadata import FeedId
 from tidegate.errors import Retryable
 from tidegate.pipeline.exchange import beats
 from tidegate.pipeline.exchange.beats import Beats
-from tidegate.server.delivery.owner_sink import SinkThread
+from tidegate.server.delivery.sink_thread import SinkThread
 from tidegate.server.delivery.watch import PipelineWatch, SinkWatch
 
 STALL_S, START_S = 60.0, 300.0

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from tidegate.cli.main import app as command_line
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.catalogue.catalogues import DDL_SPAN_ID, Catalogues
-from tidegate.server.delivery.owner_sink import open_owner
+from tidegate.server.delivery.sink_thread import open_owner
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -136,7 +136,7 @@ class OnKafka(Running):
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls to a broker that does not answer end after seconds, not after a quarter of a minute."""
     monkeypatch.setattr("tidegate.sink.kafka.client.CALL_TIMEOUT_S", 2.0)
-    monkeypatch.setattr("tidegate.sink.kafka.owner.CALL_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("tidegate.sink.kafka.owner_sink.CALL_TIMEOUT_S", 2.0)
 
 
 def test_a_lost_broker_is_a_passing_warning_and_never_blocks_a_shutdown(

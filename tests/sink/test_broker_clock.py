@@ -28,7 +28,7 @@ from tidegate.sink.kafka.client import (
     ensure_topic,
     transactional_id,
 )
-from tidegate.sink.kafka.owner import KafkaOwnerSink
+from tidegate.sink.kafka.owner_sink import KafkaOwnerSink
 from tidegate.sink.kafka.slot import SlotWriter, fence_slots
 
 pytestmark = pytest.mark.integration

@@ -23,7 +23,7 @@ from tidegate.model.layout import Layout
 from tidegate.model.progress import SpanProgress
 from tidegate.sink.base import OpenTransactions, PartitionedOwner, PartitionedSink, SinkFeed
 from tidegate.sink.kafka.client import transactional_id
-from tidegate.sink.kafka.owner import KafkaOwnerSink
+from tidegate.sink.kafka.owner_sink import KafkaOwnerSink
 from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.sink.kafka.slot import SlotWriter
 

@@ -59,8 +59,8 @@ from tidegate.server.changefeeds.new_feed import Refused as RequestRefused
 from tidegate.server.changefeeds.reactor import Reactor
 from tidegate.server.changefeeds.readers import Readers
 from tidegate.server.delivery.application import ApplicationCommand
-from tidegate.server.delivery.owner_sink import OpenSink, open_owner
 from tidegate.server.delivery.plan import Paths
+from tidegate.server.delivery.sink_thread import OpenSink, open_owner
 from tidegate.server.metadata.ownership import identified, take_ownership
 from tidegate.server.metadata.sqlite import SqliteMetadata
 from tidegate.server.node import Node

@@ -40,8 +40,8 @@ from tidegate.model.span import Span
 from tidegate.server.captures.message_router import MessageRouter
 from tidegate.server.captures.recorder import Follow, follow_nothing
 from tidegate.server.delivery.application import Application
-from tidegate.server.delivery.owner_sink import OpenSink
 from tidegate.server.delivery.plan import Paths
+from tidegate.server.delivery.sink_thread import OpenSink
 from tidegate.server.metadata.commits import Commits
 from tidegate.server.pulling.pulse import Pulse
 from tidegate.server.pulling.spans import Captured

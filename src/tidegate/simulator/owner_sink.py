@@ -1,6 +1,6 @@
 """The sink of the simulated owner: it fences earlier writers, opens the sink, commits DDL and Resolved.
 
-The product's form: `server.owner.sink` and `server.delivery.owner_sink`.
+The product's form: `server.owner.sink_lifetime` and `server.delivery.sink_thread`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tidegate.clock import Clock
 from tidegate.control.watchdog import Hung, Watchdog
 from tidegate.errors import Retryable
 from tidegate.pipeline.exchange.beats import read_beats
-from tidegate.server.delivery.owner_sink import SinkThread
+from tidegate.server.delivery.sink_thread import SinkThread
 from tidegate.server.supervision.processes import described
 
 LOOK_S: Final = 0.5

@@ -25,7 +25,7 @@ from tidegate.server.node import Node
 from tidegate.server.owner.ended_spans import EndedSpans
 from tidegate.server.owner.record import FeedRecord
 from tidegate.server.owner.sharing import Sharing
-from tidegate.server.owner.sink import FeedSink
+from tidegate.server.owner.sink_lifetime import SinkLifetime
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class OwnerEffects:
         self,
         node: Node,
         record: FeedRecord,
-        sink: FeedSink,
+        sink: SinkLifetime,
         sharing: Sharing,
         totals: Totals,
         wake: Callable[[], None],

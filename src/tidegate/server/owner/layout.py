@@ -15,7 +15,7 @@ from typing import Final
 from tidegate.control.owner import Owner
 from tidegate.errors import TidegateError
 from tidegate.log import event
-from tidegate.server.delivery.owner_sink import OpenedSink
+from tidegate.server.delivery.sink_thread import OpenedSink
 from tidegate.server.owner.record import FeedRecord
 
 LOG: Final = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from tidegate.control.metadata import FeedError
 from tidegate.control.owner import Owner
 from tidegate.errors import Retryable
 from tidegate.log import event
-from tidegate.server.delivery.owner_sink import OpenedSink
+from tidegate.server.delivery.sink_thread import OpenedSink
 from tidegate.server.delivery.watch import LOOK_S
 from tidegate.server.node import Node
 from tidegate.server.owner.ddl import OwnerDdl
@@ -51,7 +51,7 @@ from tidegate.server.owner.processor_reports import (
 from tidegate.server.owner.record import FeedRecord
 from tidegate.server.owner.shares import FeedShares
 from tidegate.server.owner.sharing import CAPTURES_S
-from tidegate.server.owner.sink import FeedSink
+from tidegate.server.owner.sink_lifetime import SinkLifetime
 from tidegate.server.supervision.jobs import Jobs, to_its_end
 
 LOG: Final = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Replication:
         self.reports = ProcessorReports(node.capture, self.peers, self._set_loads)
         self.shares = FeedShares(node, record, self.peers, self._link, self.reports)
         self.ddl = OwnerDdl(node, record)
-        self.sink = FeedSink(node, record)
+        self.sink = SinkLifetime(node, record)
         self.layout = FeedLayout(record, self._running, wake)
         self._effects = OwnerEffects(node, record, self.sink, self.shares.sharing, self.reports.totals, wake)
         self._is_storing_load = False

@@ -21,8 +21,8 @@ from tidegate.control.owner import Owner
 from tidegate.log import event
 from tidegate.model.timestamp import MAX
 from tidegate.server.captures.membership import unreached
-from tidegate.server.delivery.owner_sink import SinkThread, fence_writers
 from tidegate.server.delivery.plan import FeedPlan
+from tidegate.server.delivery.sink_thread import SinkThread, fence_writers
 from tidegate.server.node import Node
 from tidegate.server.owner.peers import Peer, Peers
 from tidegate.server.owner.processor_link import ProcessorLink

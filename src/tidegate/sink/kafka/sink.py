@@ -17,7 +17,7 @@ from tidegate.sink.kafka.client import (
     transactional_id,
     widen_topic,
 )
-from tidegate.sink.kafka.owner import KafkaOwnerSink
+from tidegate.sink.kafka.owner_sink import KafkaOwnerSink
 from tidegate.sink.kafka.slot import SlotWriter, fence_slots
 
 

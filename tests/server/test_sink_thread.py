@@ -22,8 +22,8 @@ from tidegate.errors import Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import Journal
 from tidegate.model.span import Span
-from tidegate.server.delivery.owner_sink import SinkThread, open_sink
 from tidegate.server.delivery.plan import FeedPlan, Paths
+from tidegate.server.delivery.sink_thread import SinkThread, open_sink
 from tidegate.server.node import Node
 from tidegate.server.owner.peers import Peers
 from tidegate.server.owner.processor_link import ProcessorLink

@@ -13,14 +13,14 @@ from tidegate import metrics
 from tidegate.control.grants import Grant
 from tidegate.errors import Retryable
 from tidegate.model.ddl import DdlEvent
-from tidegate.server.delivery.owner_sink import OpenedSink, SinkThread, open_sink
 from tidegate.server.delivery.plan import FeedPlan
+from tidegate.server.delivery.sink_thread import OpenedSink, SinkThread, open_sink
 from tidegate.server.delivery.watch import SinkWatch
 from tidegate.server.node import Node
 from tidegate.server.owner.record import FeedRecord
 
 
-class FeedSink:
+class SinkLifetime:
     """The owner's sink of one changefeed. Lives in one asyncio loop."""
 
     def __init__(self, node: Node, record: FeedRecord) -> None:
