@@ -18,7 +18,7 @@ from benchmarks.stage_clock import StageClock
 from tidegate.eventstore import reader
 from tidegate.model.span import Span
 from tidegate.pipeline.exchange.feed import Bounds
-from tidegate.pipeline.exchange.work import NO_LEASE, Begin, Begun, Deliver, Report, Tell
+from tidegate.pipeline.exchange.work import NO_LEASE, Begin, Begun, Deliver, OnDurable, Report
 from tidegate.pipeline.worker import deliver, kept, stages
 from tidegate.pipeline.worker.access import Access
 from tidegate.sink.base import Content
@@ -71,12 +71,12 @@ def stages_file(spec: Path) -> Path:
     return spec.parent / f"stages-{os.getpid()}.json"
 
 
-def encode_and_count(piece: Deliver, tell: Tell) -> list[Report]:
+def encode_and_count(piece: Deliver, on_durable: OnDurable) -> list[Report]:
     """The task: takes ranges and returns reports, but delivers nothing."""
     install()
 
     def work(worker: deliver.Worker) -> list[Report]:
-        reports: list[Report] = CLOCK.run("tasks", worker.deliver, list(piece.ranges), tell)
+        reports: list[Report] = CLOCK.run("tasks", worker.deliver, list(piece.ranges), on_durable)
         return reports
 
     reports = kept.with_worker(piece, work, _without_broker)
@@ -89,14 +89,14 @@ def begin_without_broker(piece: Begin) -> Begun:
     return Begun(Bounds.load(Path(piece.spec).parent / "bounds.json").spans)
 
 
-def deliver_timed(piece: Deliver, tell: Tell) -> list[Report]:
+def deliver_timed(piece: Deliver, on_durable: OnDurable) -> list[Report]:
     """`deliver` itself with a clock around its stages. `send` is the producer's part in this thread."""
     if not CLOCK.seconds:
         writer: Any = SlotWriter
         CLOCK.wrap(writer, "write", "send")
         CLOCK.wrap(writer, "commit", "send")
     install()
-    reports: list[Report] = CLOCK.run("tasks", kept.deliver, piece, tell)
+    reports: list[Report] = CLOCK.run("tasks", kept.deliver, piece, on_durable)
     CLOCK.write(stages_file(Path(piece.spec)))
     return reports
 

@@ -26,7 +26,16 @@ from tidegate.model.reports import Durable, Failed, Started, Working
 from tidegate.pipeline.exchange.beats import Beats
 from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
 from tidegate.pipeline.exchange.ranges import Range
-from tidegate.pipeline.exchange.work import Begun, Load, LoadReport, Report, Tasks, Tell, WorkerHello, to_json
+from tidegate.pipeline.exchange.work import (
+    Begun,
+    Load,
+    LoadReport,
+    OnDurable,
+    Report,
+    Tasks,
+    WorkerHello,
+    to_json,
+)
 from tidegate.pipeline.host import connected_worker as worker_module
 from tidegate.pipeline.host import incarnation as incarnation_module
 from tidegate.pipeline.host import incarnations as incarnations_module
@@ -46,7 +55,7 @@ URI = "kafka://127.0.0.1:1/t?protocol=open-protocol"
 WAIT_S = 60
 CORES = 2
 
-DeliverTask = Callable[[str, list[Range], Tell], list[Report]]
+DeliverTask = Callable[[str, list[Range], OnDurable], list[Report]]
 
 
 class Killed(BaseException):
@@ -195,7 +204,7 @@ class Hosted:
         begun = begin or self.begun
         tasks = Tasks(
             lambda piece: begun(piece.spec),
-            lambda piece, tell: deliver(piece.spec, list(piece.ranges), tell),
+            lambda piece, on_durable: deliver(piece.spec, list(piece.ranges), on_durable),
             load or none,
             lambda: False,
         )
@@ -238,7 +247,7 @@ def all_of(ranges: list[Range]) -> list[Report]:
     return [Report(one.span, one.upto, rows=1) for one in ranges]
 
 
-def done(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
+def done(_: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
     return all_of(ranges)
 
 
@@ -251,7 +260,7 @@ def test_a_slow_worker_delays_only_those_that_want_its_spans(hosted: Hosted) -> 
     finished: list[Range] = []
     lock, released, met = threading.Lock(), threading.Event(), threading.Barrier(2)
 
-    def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def work(_: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         spans = {one.span for one in ranges}
         with lock:
             both.extend(spans & busy)
@@ -259,7 +268,7 @@ def test_a_slow_worker_delays_only_those_that_want_its_spans(hosted: Hosted) -> 
         first = not released.is_set() and not finished
         if first and met.wait(WAIT_S) == 0:
             slow.extend(spans)
-            tell({one.span: one.after + 1 for one in ranges})
+            on_durable({one.span: one.after + 1 for one in ranges})
             assert released.wait(WAIT_S)
         with lock:
             finished.extend(ranges)
@@ -308,7 +317,7 @@ def test_what_a_piece_raises_ends_its_incarnation_and_no_other(
 ) -> None:
     one, two = hosted.feed("one"), hosted.feed("two")
 
-    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         if path == one.path:
             raise raised
         return all_of(ranges)
@@ -330,7 +339,7 @@ def test_what_a_piece_raises_ends_its_incarnation_and_no_other(
 def test_a_changefeeds_log_shows_no_secret(hosted: Hosted) -> None:
     one = hosted.feed("one")
 
-    def refused(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def refused(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         raise Retryable("refused", why="kafka://a/b?sasl-password=q7Zsecret")
 
     hosted.start(refused)
@@ -345,7 +354,7 @@ def test_it_reports_who_does_what_and_who_waits_for_a_worker(hosted: Hosted) -> 
     one, two = hosted.feed("one"), hosted.feed("two")
     released = threading.Event()
 
-    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         hosted.spark.sleep(WAIT_S, until=released)
         return all_of(ranges)
 
@@ -394,7 +403,7 @@ def test_one_worker_that_hangs_is_killed_and_named_although_others_run(hosted: H
     one, two = hosted.feed("one", stall_timeout=1.0, start_timeout=1.0), hosted.feed("two")
     hung: list[int] = []
 
-    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         if path == one.path and not hung:
             hung.append(os.getpid())
             hosted.spark.sleep(WAIT_S)
@@ -421,7 +430,7 @@ def test_a_worker_that_gets_something_done_is_not_hung(
     monkeypatch.setattr("tidegate.pipeline.exchange.beats.INTERVAL_S", 0.0)
     one = hosted.feed("one", stall_timeout=1.0, start_timeout=1.0)
 
-    def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def work(_: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         beats = Beats(one.spec.beats_dir)  # counts for one process
         for _beat in range(25):
             hosted.spark.sleep(0.1)
@@ -443,7 +452,7 @@ def test_who_is_silent_makes_room_only_when_another_waits(
     two.bound(1)
     silent, over = threading.Event(), threading.Event()
 
-    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         if path == one.path and not over.is_set():
             silent.set()
             hosted.spark.sleep(WAIT_S, until=over)
@@ -471,7 +480,7 @@ def test_only_one_of_several_silent_workers_makes_room_for_a_waiting_feed(
     silent, waits = [hosted.feed(name) for name in ("one", "two", "three")], hosted.feed("four")
     over, slow = threading.Event(), threading.Semaphore(0)
 
-    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         if path != waits.path and not over.is_set():
             slow.release()
             try:
@@ -500,7 +509,7 @@ def test_a_spare_worker_takes_the_place_of_one_whose_sink_does_not_answer(
     one, two, waits = (hosted.feed(name) for name in ("one", "two", "three"))
     over, silent, hang = threading.Event(), threading.Semaphore(0), {one.path}
 
-    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         if path in hang and not over.is_set():
             silent.release()
             hosted.spark.sleep(WAIT_S, until=over)
@@ -541,7 +550,7 @@ def test_a_spare_worker_that_does_not_come_never_ends_the_application(
     stuck, waits = hosted.feed("one"), hosted.feed("two")
     silent, over = threading.Event(), threading.Event()
 
-    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         if path == stuck.path and not over.is_set():
             silent.set()
             hosted.spark.sleep(WAIT_S, until=over)
@@ -580,7 +589,7 @@ def test_when_an_incarnation_is_over_nobody_works_for_it(hosted: Hosted, late: b
     working: list[int] = []
     pieces: list[int] = []
 
-    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         pieces.append(os.getpid())
         if path == one.path:
             working.append(os.getpid())
@@ -664,7 +673,9 @@ def test_a_thread_of_the_application_that_fails_ends_the_host(
 
     monkeypatch.setattr(signs_of_life, "read_beats", broken)
     one = hosted.feed("one")
-    hosted.start(lambda _, ranges, tell: [hosted.spark.sleep(0.5) or report for report in all_of(ranges)])
+    hosted.start(
+        lambda _, ranges, on_durable: [hosted.spark.sleep(0.5) or report for report in all_of(ranges)]
+    )
     hosted.host.begin(one.one)
     error = hosted.ended_by()
     assert isinstance(error, Retryable)

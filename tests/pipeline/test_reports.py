@@ -34,7 +34,7 @@ class Failing(Keeper):
 def test_only_what_is_durable_is_reported_before_a_piece_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.pipeline.worker.deliver.TELL_S", 0.0)
+    monkeypatch.setattr("tidegate.pipeline.worker.deliver.REPORT_S", 0.0)
     feed = RecordedFeed(tmp_path, BANK, URI, UPTO)
     spec = FeedSpec.load(feed.write())
     starts = Bounds.load(feed.feed_dir / "bounds.json").spans

@@ -195,7 +195,7 @@ FROM_WORKER: Final[tuple[type[FromWorker], ...]] = (
 )  # fmt: skip
 TO_WORKER: Final[tuple[type[Piece], ...]] = (Begin, Deliver, Load)
 
-Tell: TypeAlias = Callable[[Mapping[str, Timestamp]], None]
+OnDurable: TypeAlias = Callable[[Mapping[str, Timestamp]], None]
 """Reports during a piece of work up to which ts each span is durable."""
 
 
@@ -206,7 +206,7 @@ class Tasks:
     """
 
     begin: Callable[[Begin], Begun]
-    deliver: Callable[[Deliver, Tell], list[Report]]
+    deliver: Callable[[Deliver, OnDurable], list[Report]]
     """(piece, how to report) -> a report for each range."""
     load: Callable[[Load], list[LoadReport]]
     rest: Callable[[], bool]

@@ -34,7 +34,7 @@ from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.pipeline.exchange.ahead import AheadOf, followers
 from tidegate.pipeline.exchange.feed import DurableBefore
 from tidegate.pipeline.exchange.ranges import Range
-from tidegate.pipeline.exchange.work import Lease, Report, Tell
+from tidegate.pipeline.exchange.work import Lease, OnDurable, Report
 from tidegate.pipeline.worker import stages
 from tidegate.pipeline.worker.access import Access
 from tidegate.pipeline.worker.damage import keep_damaged, keep_misencoded
@@ -53,7 +53,7 @@ PIECE_BYTES: Final = 16 << 20
 times as much memory."""
 GROWTH: Final = 4.0
 """How many bytes of messages a byte of entries becomes, as assumed before the first piece is measured."""
-TELL_S: Final = 0.5
+REPORT_S: Final = 0.5
 """The shortest time between two reports of what is durable during a piece of work."""
 GROWTH_MIN: Final = 1.0
 """The least value of the measured growth: if a filter discards most rows of a piece, it may keep the next
@@ -123,13 +123,13 @@ class Worker:
         by_conflict = self.plan.form is Form.MESSAGES and self.plan.router.has_conflicts
         self._conflicts = Conflicts() if by_conflict else None
 
-    def deliver(self, ranges: list[Range], tell: Tell = lambda spans: None) -> list[Report]:
+    def deliver(self, ranges: list[Range], on_durable: OnDurable = lambda spans: None) -> list[Report]:
         """Deliver some ranges. They are durable on return, except those that another capture has got
         meanwhile.
 
-        `tell` is called with what is durable so far, at most every `TELL_S`.
+        `on_durable` is called with what is durable so far, at most every `REPORT_S`.
         """
-        tell = _at_intervals(tell)
+        on_durable = _at_intervals(on_durable)
         groups = [ranges] if self._merges else [[one] for one in ranges]
         # Outside the loop: after a lost slot each stretch continues from its last commit.
         stretches = [Stretch.of(group, self._begun(group)) for group in groups]
@@ -140,7 +140,7 @@ class Worker:
                 with self.slot.writer() as writer:
                     # Within the loop: opening the slot again has read the grant again.
                     ours = [one for one in stretches if self._is_granted(one)]
-                    self._deliver(ours, self.transaction(writer), tell)
+                    self._deliver(ours, self.transaction(writer), on_durable)
                 return [report for one in stretches for report in one.reports]
             except SlotTaken:
                 # A commit in between shows that the slot can be held, so only misses without one count.
@@ -169,14 +169,14 @@ class Worker:
         # position is old.
         return begun if begun is not None and begun.commit_ts == ranges[0].after + 1 else None
 
-    def _deliver(self, stretches: list[Stretch], batch: SinkTransaction, tell: Tell) -> None:
+    def _deliver(self, stretches: list[Stretch], batch: SinkTransaction, on_durable: OnDurable) -> None:
         for one in stretches:
             if one.is_done:
                 continue
             for _ in self._deliver_stretch(one, batch):
                 if batch.is_due:
                     self._commit(batch, stretches)
-                    tell({reported.span: reported.ts for other in stretches for reported in other.reports})
+                    on_durable({report.span: report.ts for other in stretches for report in other.reports})
         # Also without rows: progress alone must become durable, too.
         self._commit(batch, stretches)
         for one in stretches:
@@ -305,14 +305,14 @@ class Worker:
         return encoded
 
 
-def _at_intervals(tell: Tell) -> Tell:
+def _at_intervals(on_durable: OnDurable) -> OnDurable:
     reported = time.monotonic()
 
     def report_at_intervals(spans: Mapping[str, int]) -> None:
         nonlocal reported
-        if time.monotonic() - reported >= TELL_S:
+        if time.monotonic() - reported >= REPORT_S:
             reported = time.monotonic()
-            tell(spans)
+            on_durable(spans)
 
     return report_at_intervals
 

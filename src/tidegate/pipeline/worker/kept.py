@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from tidegate.pipeline.exchange.work import NO_LEASE, Begin, Begun, Deliver, Load, Report, Tell
+from tidegate.pipeline.exchange.work import NO_LEASE, Begin, Begun, Deliver, Load, OnDurable, Report
 from tidegate.pipeline.worker.access import Access, local
 from tidegate.pipeline.worker.compiling import compiling_counts
 from tidegate.pipeline.worker.deliver import Worker, open_worker
@@ -54,9 +54,9 @@ def _prove(access: Access) -> None:
     access.granted(NO_LEASE)
 
 
-def deliver(piece: Deliver, tell: Tell) -> list[Report]:
+def deliver(piece: Deliver, on_durable: OnDurable) -> list[Report]:
     """Deliver ranges. They are durable on return."""
-    return with_worker(piece, lambda worker: worker.deliver(list(piece.ranges), tell))
+    return with_worker(piece, lambda worker: worker.deliver(list(piece.ranges), on_durable))
 
 
 def with_worker(

@@ -27,10 +27,10 @@ from tidegate.pipeline.exchange.work import (
     Delivered,
     Load,
     LoadDone,
+    OnDurable,
     Piece,
     Reached,
     Tasks,
-    Tell,
     WorkerHello,
     WorkResult,
     parse,
@@ -72,12 +72,12 @@ def work(line: Line, tasks: Tasks) -> None:
         line.close()
 
 
-def _do(piece: Piece, tasks: Tasks, report: Tell) -> WorkResult:
+def _do(piece: Piece, tasks: Tasks, on_durable: OnDurable) -> WorkResult:
     match piece:
         case Begin():
             return tasks.begin(piece)
         case Deliver():
-            return Delivered.of(tasks.deliver(piece, report))
+            return Delivered.of(tasks.deliver(piece, on_durable))
         case Load():
             return LoadDone(tuple(tasks.load(piece)))
         case _:

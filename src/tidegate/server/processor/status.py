@@ -15,7 +15,7 @@ from tidegate.server.processor.openings import Openings
 from tidegate.server.processor.pipeline import FeedPipeline
 from tidegate.server.processor.words import words_of_slowest
 
-TELL_S: Final = 0.5
+REPORT_S: Final = 0.5
 """Seconds between two reports of status to the owner."""
 
 
@@ -29,7 +29,7 @@ class StatusReports:
     def take(self, now: float) -> None:
         """Take the status for the next Checkpoint, if it is time or something has happened."""
         pipeline, totals = self._pipeline, self._pipeline.totals
-        is_recent = now - self._reported_at < TELL_S and not pipeline.has_news
+        is_recent = now - self._reported_at < REPORT_S and not pipeline.has_news
         if is_recent and pipeline.loaded == self._machine.status.loaded:
             return
         self._reported_at, pipeline.has_news = now, False
