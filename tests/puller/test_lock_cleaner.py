@@ -85,7 +85,7 @@ def test_a_round_asks_for_few_ranges_without_locks_and_all_with(monkeypatch: pyt
 
     def resolved(_pd: PdClient, bounds: Span, _target: int, _now: int) -> LiveTransactions:
         asked.append(bounds)
-        return LiveTransactions(seen=3 if bounds in held_up else 0)
+        return LiveTransactions(locks_found=3 if bounds in held_up else 0)
 
     monkeypatch.setattr(lock_cleaner, "_resolve", resolved)
     now = timestamp.compose(1_000_000)

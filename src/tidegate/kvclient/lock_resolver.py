@@ -60,19 +60,20 @@ class Fate:
 class LiveTransactions(NamedTuple):
     """Prewritten keys of live transactions: their number, and their smallest start_ts (0: there are none).
 
-    `seen`: the number of all locks that were found, of ended transactions too.
+    `locks_found`: the number of all locks in the range, of ended transactions too.
     """
 
     keys: int = 0
     oldest: int = 0
-    seen: int = 0
+    locks_found: int = 0
 
     def __add__(self, other: object) -> LiveTransactions:
         """The sum of both."""
         if not isinstance(other, LiveTransactions):
             return NotImplemented
         stamps = [ts for ts in (self.oldest, other.oldest) if ts]
-        return LiveTransactions(self.keys + other.keys, min(stamps, default=0), self.seen + other.seen)
+        locks_found = self.locks_found + other.locks_found
+        return LiveTransactions(self.keys + other.keys, min(stamps, default=0), locks_found)
 
 
 class LockResolver:
@@ -174,7 +175,8 @@ class LockResolver:
                 )
             locks = list(response.locks)
             # Only ended transactions are remembered: a live one may end before the next page.
-            live += self._clear_ended(locks, ended, backoff, now) + LiveTransactions(seen=len(locks))
+            live += self._clear_ended(locks, ended, backoff, now)
+            live += LiveTransactions(locks_found=len(locks))
             if len(locks) == SCAN_LOCK_LIMIT:
                 # A full page may end inside the region, so the scan continues at the next possible key.
                 at = locks[-1].key + b"\x00"

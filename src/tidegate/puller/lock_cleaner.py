@@ -102,7 +102,7 @@ def _unstick(pd: PdClient, span: Stuck, now: Timestamp, rests: Rests, closing: t
             return
         if rests.take(bounds):
             found = _resolve(pd, bounds, target, now)
-            fruitless += not found.seen
+            fruitless += not found.locks_found
             # A resolved ts stops at the oldest lock of its region, so this lock explains it.
             if 0 < found.oldest <= resolved:
                 alive()
