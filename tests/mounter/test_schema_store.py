@@ -10,7 +10,7 @@ from tests.mounter.jobs import OURS, base_store, entries, finished
 from tidegate.errors import Undecodable
 from tidegate.model.schema import TableSchema
 from tidegate.mounter.ddl_jobs import jobs_in
-from tidegate.mounter.schema_image import map_file
+from tidegate.mounter.schema_image import FORMAT, map_file
 from tidegate.mounter.schema_store import JOBS_REMEMBERED, SchemaStore
 from tidegate.mounter.table_version import Parsed, TableVersion, pack, unpack
 from tidegate.tidb import keys
@@ -132,6 +132,15 @@ def test_forgetting_leaves_one_version_a_table_and_nothing_of_what_is_gone() -> 
     assert all(len(line.versions) == 1 and line.versions[0] is not None for line in lines_left)
     assert not store._timelines._ended
     assert all(len(line) == 1 and line[0][1] is not None for line in store._schemas._names.values())
+
+
+def test_a_store_saved_in_another_format_is_refused() -> None:
+    """Under another name of the mark of `ddl_early`, a DDL would be emitted a second time."""
+    other = bytearray(SchemaStore().dump())
+    other[4:8] = (FORMAT - 1).to_bytes(4, "little")
+    with pytest.raises(Undecodable, match="unknown format") as caught:
+        SchemaStore.load(bytes(other))
+    assert "remove the folder catalogue" in caught.value.fix
 
 
 def test_a_job_does_nothing_the_second_time() -> None:

@@ -91,7 +91,7 @@ def test_a_damaged_segment_is_pulled_again_and_readers_wait_for_it(world: World,
     eventually(lambda: capture.repairs.repaired == 1, "the segment to be repaired")
     assert not list(damage.reports(world.folder))
     assert sorted(world.stored(SPAN, start)) == before
-    assert not (world.folder / "mending").exists()
+    assert not (world.folder / "repair").exists()
     world.run(10)
     world.check(SPAN, start)
     # The hold on history was given back: it does not keep GC from moving on.

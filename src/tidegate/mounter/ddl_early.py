@@ -29,7 +29,7 @@ COLUMN_CHANGES: Final = frozenset({MODIFY_COLUMN, MULTI_SCHEMA_CHANGE})
 _EMPTYING: Final = frozenset({DROP_PARTITION, TRUNCATE_PARTITION})
 KEY_FLAGS: Final = 2 | 4 | 8
 """Flags of a column type: part of the primary key, of a unique index, of another index."""
-EMITTED_BY: Final = "tidegate_told_by"
+EMITTED_BY: Final = "tidegate_emitted_by"
 """Member of a TableInfo from an early step: the id of the job, whose event was emitted then."""
 
 

@@ -24,7 +24,8 @@ from tidegate.errors import Undecodable
 from tidegate.mounter.table_version import Packed, Parsed, TableVersion
 
 MAGIC: Final = b"TGSS"
-FORMAT: Final = 2
+FORMAT: Final = 3
+"""Another number is refused: a reader that missed a mark of `ddl_early` would emit a DDL a second time."""
 _HEAD: Final = 20
 _ELIGIBLE, _VIEW = 1, 2
 _FIX: Final = (

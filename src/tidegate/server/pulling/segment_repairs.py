@@ -35,7 +35,8 @@ LOOK_S: Final = 0.5
 """How often reports are looked for."""
 HELD_S: Final = 3600
 """The lifetime in seconds of a safepoint that could not be released, because PD did not answer."""
-FOLDER: Final = "mending"
+FOLDER: Final = "repair"
+"""The folder in the event store into which a damaged range is pulled again."""
 MEMORY_BYTES: Final = 64 << 20
 
 
@@ -86,7 +87,7 @@ class SegmentRepairs:
             self._repair(span, report, found)
 
     def _repair(self, span: SpanStore, report: Report, found: Damage) -> None:
-        service = f"tidegate-{self._pd.cluster_id}-mending-{span.id}-{self._word}"
+        service = f"tidegate-{self._pd.cluster_id}-repair-{span.id}-{self._word}"
         scope = scope_of(span.span, self._store.kv_mode)
         least = self._pd.hold_history(service, HELD_S, found.after, scope)
         try:
