@@ -91,7 +91,7 @@ class EngineScript:
                 wanted = flow.wanted().items()
                 return f"read on: {', '.join(f'{self._labels.of(p)} from {offset}' for p, offset in wanted)}"
             case "marks", ():
-                return f"marks that wait: {sum(map(len, flow._meetings.values()))}"
+                return f"marks that wait: {flow._meetings.count}"
             case "position", ():
                 position = flow.position(command.number("ts"))
                 self._position = Position.from_json(position.to_json())

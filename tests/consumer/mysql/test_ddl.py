@@ -22,7 +22,7 @@ from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.consumer.applying.apply import Applier
 from tidegate.consumer.ddl.ddl_plan import plan
 from tidegate.consumer.ddl.ddl_steps import Drop, Rewrite
-from tidegate.consumer.engine.flow import identity
+from tidegate.consumer.engine.ddl_queue import identity
 from tidegate.consumer.mysql.described import describe
 from tidegate.consumer.mysql.literals import MySqlValues, literals
 from tidegate.consumer.mysql.session import Connection, MySqlServer

@@ -34,8 +34,9 @@ from tidegate.codec.base import DdlMessage
 from tidegate.codec.formats import ddl_header
 from tidegate.consumer.ddl import ddl_text, sql_replay
 from tidegate.consumer.engine.assembler import Assembler, StagedRun
+from tidegate.consumer.engine.ddl_queue import identity
 from tidegate.consumer.engine.fetched import Fetched
-from tidegate.consumer.engine.flow import MAX_WAITING_BYTES, MAX_WAITING_ROWS, Ddls, Rows, identity
+from tidegate.consumer.engine.flow import MAX_WAITING_BYTES, MAX_WAITING_ROWS, Ddls, Rows
 from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.engine.watermark import Mode, Watermarks
 

@@ -77,7 +77,7 @@ class Position:
     ddl_ts: int = 0
     """Every DDL below it is executed."""
     ddls: tuple[str, ...] = ()
-    """The identities of executed DDLs of ddl_ts (`flow.identity`)."""
+    """The identities of executed DDLs of ddl_ts (`ddl_queue.identity`)."""
     definitions: Mapping[str, int] | None = None
     """By table path, the number of the definition for its rows; None: written by a release without
     numbers."""

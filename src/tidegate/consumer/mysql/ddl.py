@@ -30,7 +30,7 @@ from tidegate.consumer.ddl import ddl_steps
 from tidegate.consumer.ddl.ddl_plan import misplaced
 from tidegate.consumer.ddl.sql_replay import CreateTable as MakesTable
 from tidegate.consumer.ddl.sql_replay import Ignored, Unknown, read, tables
-from tidegate.consumer.engine.flow import identity
+from tidegate.consumer.engine.ddl_queue import identity
 from tidegate.consumer.mysql import exchange
 from tidegate.consumer.mysql.described import difference
 from tidegate.consumer.mysql.found import check_columns
