@@ -2,9 +2,8 @@
 
 The user's rules come first: `selection` leaves tables out or renames them. Every target then follows the same
 rules. A table looks as its definition says (`definition`). Columns in rows that no DDL announced are added to
-a guessed definition. A DDL is rendered from the TableInfo of its event (`ddl_plan`). Its SQL is used only if
-the message has no header, or if a target that executes SQL holds a table whose TableInfo is not known. How
-steps and changes become durable, and what a restart finds, is up to the target (`target`).
+a guessed definition. `ddl_planner` turns a DDL into steps. How steps and changes become durable, and what a
+restart finds, is up to the target (`target`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.codec.base import DdlMessage
-from tidegate.codec.formats import ddl_header
 from tidegate.consumer.applying.bad_rows import BadRows
 from tidegate.consumer.applying.change_rows import logged
 from tidegate.consumer.applying.changes import (
@@ -29,23 +27,23 @@ from tidegate.consumer.applying.changes import (
     staged_rows,
 )
 from tidegate.consumer.applying.ddl_floors import DdlFloors
+from tidegate.consumer.applying.ddl_planner import DdlPlanner, in_order
 from tidegate.consumer.applying.net_effect import Changes, net_bag, net_effect
 from tidegate.consumer.applying.parted import PARTS_MAX, PartedTable
 from tidegate.consumer.applying.partition_checks import check_steps
 from tidegate.consumer.applying.set_aside import SetAsideTables, may_name_others, touched
 from tidegate.consumer.applying.target import Name, TableChanges, Target
-from tidegate.consumer.ddl import ddl_plan, ddl_steps, ddl_text_plan, schema_changes
-from tidegate.consumer.ddl.ddl_steps import REPEAT, Drop, Nothing, Step
+from tidegate.consumer.ddl import ddl_steps, ddl_text_plan
+from tidegate.consumer.ddl.ddl_steps import Step
 from tidegate.consumer.ddl.schema_changes import SchemaChanges
 from tidegate.consumer.engine.assembler import STEP_BYTES, StagedPiece, StagedRun
 from tidegate.consumer.engine.position import Position, Source
 from tidegate.consumer.engine.row_clock import Clock
-from tidegate.consumer.selecting.selection import Chosen, Selection
+from tidegate.consumer.selecting.selection import Selection
 from tidegate.consumer.table import definition, partition_spec
 from tidegate.consumer.table.definition import Definition
 from tidegate.consumer.table.timestamp_zone import TimestampZone
 from tidegate.errors import Fatal
-from tidegate.model.ddl import DdlEvent
 
 QUARANTINE: Final = "quarantine.jsonl"
 """File name, in the consumer's folder."""
@@ -95,12 +93,13 @@ class Applier:
         """
         self.target, self.stats = target, target.stats
         self._folder, self._sizes = folder, sizes or Sizes()
-        self.selection, self._schema_changes = selection or Selection(), schema_changes
+        self.selection = selection or Selection()
         self.zone, self._trust = TimestampZone(time_zone, learns=learns_zone), trust_inserts
         self._clock, self._by_kind = clock, clock in (None, Clock.EXACT)
         self._bad = BadRows(folder / QUARANTINE, place)
         self.ddl_floors = DdlFloors(clock)
         self.set_aside = SetAsideTables(allowed=sets_aside)
+        self.ddl_planner = DdlPlanner(target, self.selection, self.set_aside, self.zone, schema_changes)
         self._numbers = 0
         """How many files of parts were opened; makes their names distinct."""
         self._counting = threading.Lock()
@@ -197,7 +196,7 @@ class Applier:
         """Execute the DDLs of one FinishedTS in order. Returns a description of each step."""
         # All zones before the first step: a later DDL of the same ts may be the only one that names the
         # zone.
-        events = _in_order(messages)
+        events = in_order(messages)
         for _, message in events:
             self.zone.learn(message)
         done: list[str] = []
@@ -225,11 +224,9 @@ class Applier:
             # A copy: the steps change the target's own definitions.
             before = dict(self.target.definitions)
             with self.set_aside.blaming(names, chosen.message):
-                if self._schema_changes is SchemaChanges.IGNORE and chosen.refusal is None:
-                    chosen = self._kept(chosen, message)
-                steps = self._planned(chosen)
+                chosen = self.ddl_planner.under_policy(chosen, message)
                 # Before `intend`: a DDL that is refused must leave no trace at the target.
-                _refuse_if_needed(message, steps)
+                steps = self.ddl_planner.steps(chosen, message)
                 self._check_specs(steps, before, f"ts {message.ts}: {message.query[:200]}")
             # Files fail only as a whole here; a database may refuse a statement about one table.
             with self.set_aside.blaming(names if by_sql else (), chosen.message):
@@ -241,72 +238,10 @@ class Applier:
             self.stats.ddls += 1
         return done
 
-    def stops_at(self, messages: Sequence[DdlMessage]) -> Fatal | None:
-        """The error that ends the consumer before these DDLs, if they change columns and the policy is
-        `stop`.
-        """
-        if self._schema_changes is not SchemaChanges.STOP:
-            return None
-        # A separate selection, because asking it about a DDL moves it on, and these DDLs are not executed
-        # yet.
-        selection, held = self.selection.apart(), self.target.definitions.keys()
-        for event, message in _in_order(messages):
-            chosen = selection.ddl(event, message, held)
-            if chosen is None or chosen.refusal is not None or self.target.has_done(chosen.message):
-                continue
-            if self.set_aside.concerns(chosen, by_text=self.target.replays_sql):
-                continue
-            if chosen.event is not None:
-                if words := schema_changes.changed_columns(chosen.event):
-                    return schema_changes.stopped(message, words)
-            elif schema_changes.changed_in_text(chosen.message):
-                return schema_changes.stopped(message, ())
-        return None
-
-    def _kept(self, chosen: Chosen, message: DdlMessage) -> Chosen:
-        """The DDL without its changes of columns, for the policy `ignore`.
-
-        Fatal if the target cannot keep its columns, or if the message does not say what it changes.
-        """
-        event, by_sql = chosen.event, self.target.replays_sql
-        if event is None or (by_sql and self._found(event)):
-            changes = schema_changes.changed_columns(event) if event is not None else ()
-            if changes or (event is None and schema_changes.changed_in_text(chosen.message)):
-                raise schema_changes.undescribed(message)
-            return chosen
-        held = ddl_plan.held_before(event, self.target.definitions)
-        kept = schema_changes.kept(event, message, held, typed=by_sql)
-        if words := schema_changes.changed_columns(event):
-            self.stats.ignored.append(f"table {message.schema}.{message.table}: {'; '.join(words)}")
-        return replace(chosen, event=kept)
-
     @property
     def sources(self) -> tuple[Source, ...]:
         """Where the tables at the target come from, for the position."""
         return self.selection.sources
-
-    def _planned(self, chosen: Chosen) -> list[Step]:
-        """The steps of a chosen DDL: drops, SQL to replay, or a plan from the TableInfo or the text."""
-        event, message = chosen.event, chosen.message
-        if chosen.refusal is not None:
-            raise chosen.refusal
-        if chosen.drops is not None:
-            return [Drop(*name) for name in chosen.drops] or [Nothing("the schema has no tables here")]
-        held = self.target.definitions.values()
-        if self.target.replays_sql and (event is None or self._found(event)):
-            if chosen.sql_refusal is not None:
-                raise chosen.sql_refusal
-            zone = (event.time_zone if event is not None else "") or self.zone.of_sql(message)
-            stated = [replace(message, query=query) for query in chosen.queries]
-            return [step for one in stated for step in ddl_text_plan.plan_replay(one, zone)]
-        if event is not None:
-            return ddl_plan.plan(event, held, self.target.dropped())
-        return ddl_text_plan.plan_without_header(message, held)
-
-    def _found(self, event: DdlEvent) -> bool:
-        """Whether the table's definition was read from the target, and not made from a TableInfo."""
-        held = self.target.definition((event.old_schema, event.old_table))
-        return held is not None and held.info is None
 
     def commit(self, position: Position) -> Position:
         """Name the snapshot at position.ts. Returns the position as the target has stored it."""
@@ -388,12 +323,6 @@ class Applier:
             return definition.grown(known, segment.columns, version)
 
 
-def _in_order(messages: Sequence[DdlMessage]) -> list[tuple[DdlEvent | None, DdlMessage]]:
-    """DDLs of one ts with their decoded headers, in the order of their job."""
-    events = [(ddl_header.decode(m.header), m) if m.header is not None else (None, m) for m in messages]
-    return sorted(events, key=lambda pair: pair[0].seq if pair[0] is not None else 0)
-
-
 def _check_columns(known: Definition, segment: StagedRun) -> None:
     """Fatal when rows have a column that no DDL has announced."""
     other = {*known.generated, *known.ignored}
@@ -418,16 +347,3 @@ def _other_key(known: Definition, segment: StagedRun) -> bool:
     """Whether the topic identifies rows by other columns than the key that was read from the target."""
     key = {column.name for column in segment.columns if column.key}
     return known.info is None and bool(key) and key != set(known.keys)
-
-
-def _refuse_if_needed(message: DdlMessage, steps: Sequence[ddl_steps.Step]) -> None:
-    """Fatal when a step is refused. Checked before the first step, so nothing of the DDL is executed."""
-    for step in steps:
-        if isinstance(step, ddl_steps.Refuse):
-            name = f"{message.schema}.{message.table}".strip(".")
-            raise Fatal(
-                "a DDL cannot be replayed at the target",
-                where=f"{name} at ts {message.ts}: {message.query[:200]}",
-                why=step.why,
-                fix=REPEAT,
-            )

@@ -40,7 +40,7 @@ class Committer:
         """
         while (step := self._next()) is not None:
             if isinstance(step, Ddls):
-                if (stop := self._applier.stops_at(step.messages)) is not None:
+                if (stop := self._applier.ddl_planner.stops_at(step.messages)) is not None:
                     # The changes before the DDL are kept, so the consumer stops with a consistent target.
                     self._publish_before(step.ts)
                     raise stop
