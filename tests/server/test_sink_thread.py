@@ -147,7 +147,7 @@ class Beginning:
         self._jobs = Jobs(plan.feed, lambda: None)
         self._effects = SimpleNamespace(begin=lambda: None)
         self._check_sink = lambda: None
-        self._wake = SimpleNamespace(clear=lambda: None)
+        self._pause = SimpleNamespace(begin=lambda: None)
         self.shares = SimpleNamespace(
             raise_grants=self._logged("store the grants", grants),
             lead=lambda grants: "here",

@@ -30,7 +30,8 @@ from tidegate.server.catalogue.schema_tracker import load_catalogue
 from tidegate.server.delivery.plan import Paths
 from tidegate.server.owner.ddl import OwnerDdl
 from tidegate.server.owner.effects import OwnerEffects
-from tidegate.server.owner.replication import TICK_S, WATCH_S, Replication
+from tidegate.server.owner.replication import Replication
+from tidegate.server.owner.tick_pause import TICK_S, WATCH_S, TickPause
 from tidegate.server.processor.processor import FeedProcessor
 from tidegate.server.pulling.pulse import CALMER_S, RESTS, Pulse
 from tidegate.tidb import keys
@@ -42,20 +43,31 @@ __all__ = ["bank", "capture"]
 
 
 def resting(rest_s: float) -> Any:
-    """A loop of a changefeed that rests for this time, without a call that may hang."""
-    return SimpleNamespace(
-        _wake=asyncio.Event(), _rest_s=lambda: rest_s, _watch_s=lambda: inf, _check_sink=lambda: None
+    """The pause of a loop that rests for this time, without a call that may hang."""
+    node: Any = SimpleNamespace(
+        clock=Still(0.0), pulse=SimpleNamespace(rest_s=lambda store: rest_s), shared=""
     )
+    return pause_of(node)
+
+
+def pause_of(node: Any) -> Any:
+    record: Any = SimpleNamespace(captured=SimpleNamespace(store=STORE))
+    ddl: Any = SimpleNamespace(is_behind=False)
+    return TickPause(node, record, ddl, lambda: None, lambda: False)
+
+
+def never_due() -> Any:
+    return SimpleNamespace(due_in=lambda now: inf)
 
 
 def test_a_loop_that_is_woken_and_cancelled_at_once_is_cancelled() -> None:
     """Before Python 3.12 `asyncio.wait_for` loses such a cancellation: a pause of the feed never ended."""
 
     async def scenario() -> None:
-        feed: Any = resting(600)
-        loop = asyncio.create_task(Replication._pause(feed))
+        pause = resting(600)
+        loop = asyncio.create_task(pause.until_next(never_due()))
         await asyncio.sleep(0.005)
-        feed._wake.set()
+        pause.wake()
         loop.cancel()
         with pytest.raises(asyncio.CancelledError):
             await loop
@@ -64,23 +76,23 @@ def test_a_loop_that_is_woken_and_cancelled_at_once_is_cancelled() -> None:
 
 
 def test_a_loop_that_is_not_woken_continues() -> None:
-    feed: Any = resting(0.02)
-    asyncio.run(Replication._pause(feed))
-    assert not feed._wake.is_set()
+    pause = resting(0.02)
+    asyncio.run(pause.until_next(never_due()))
+    assert not pause._woken.is_set()
 
 
-def test_a_call_that_hangs_ends_the_pause() -> None:
+def test_a_call_that_hangs_ends_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked for all the time, although a tick may be long in coming."""
-    feed: Any = resting(600)
-    feed._watch_s, looks = lambda: 0.005, []
+    pause, looks = resting(600), []
+    monkeypatch.setattr("tidegate.server.owner.tick_pause.WATCH_S", 0.005)
 
     def look() -> None:
         looks.append(1)
         if len(looks) == 3:
-            feed._wake.set()
+            pause.wake()
 
-    feed._check_sink = look
-    asyncio.run(Replication._pause(feed))
+    pause._look, pause._is_any_call = look, lambda: True
+    asyncio.run(pause.until_next(never_due()))
     assert len(looks) == 3
 
 
@@ -103,15 +115,8 @@ def test_an_owner_rests_until_something_is_due_by_time() -> None:
     owner = Owner(100, Barrier(1000), granted.id, resolved_interval_s=0.125)
     clock = Still(5.0)
     node = SimpleNamespace(clock=clock, pulse=Pulse(), shared="")
-    feed: Any = SimpleNamespace(
-        owner=owner,
-        ddl=SimpleNamespace(is_behind=False),
-        sink=SimpleNamespace(is_called=False),
-        _node=node,
-        _record=SimpleNamespace(captured=SimpleNamespace(store=STORE)),
-        _jobs=SimpleNamespace(are_any=False),
-    )
-    assert Replication._rest_s(feed) == REST_S, "nothing is granted"
+    pause = pause_of(node)
+    assert pause.rest_s(owner) == REST_S, "nothing is granted"
     owner.grant("a", 1, [granted])
     owner.sink_open(0)
     owner.running("a", 1, [granted])
@@ -122,11 +127,10 @@ def test_an_owner_rests_until_something_is_due_by_time() -> None:
     owner.report("a", 1, [RangeProgress(granted.id, granted.token, 300, 300)])
     clock.now = 5.0625
     owner.tick(clock.now)
-    assert Replication._rest_s(feed) == 0.0625, "the next Resolved"
-    feed.ddl.is_behind = True
-    assert Replication._rest_s(feed) == TICK_S, "the catalogue tells nobody when it has read on"
-    feed.owner = None
-    assert Replication._rest_s(feed) == TICK_S
+    assert pause.rest_s(owner) == 0.0625, "the next Resolved"
+    assert pause.rest_s(None) == TICK_S
+    pause._ddl.is_behind = True
+    assert pause.rest_s(owner) == TICK_S, "the catalogue tells nobody when it has read on"
 
 
 @pytest.mark.parametrize("why", ["floors have moved", "DDL is behind", "a capture knows more", "long", ""])
@@ -239,24 +243,19 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
         pipeline=SimpleNamespace(is_starting=False, load_plan=None),
     )
     owner = Owner(100, Barrier(1000), Span(b"", b""))
-    feed: Any = SimpleNamespace(
-        owner=owner,
-        ddl=SimpleNamespace(is_behind=False),
-        sink=sink,
-        _node=node,
-        _record=SimpleNamespace(captured=SimpleNamespace(store=STORE)),
-        _jobs=SimpleNamespace(are_any=False),
-    )
-    assert (Replication._watch_s(feed), FeedProcessor._rest_s(processor)) == (WATCH_S, REST_S)
+    pause = pause_of(node)
+    feed: Any = SimpleNamespace(sink=sink, _jobs=SimpleNamespace(are_any=False))
+    pause._is_any_call = lambda: Replication._is_any_call(feed)
+    assert (pause.watch_s(), FeedProcessor._rest_s(processor)) == (WATCH_S, REST_S)
     assert max(WATCH_S, REST_S) < STEP_MAX_S
     sink.is_called, feed._jobs.are_any = False, True
-    assert Replication._watch_s(feed) == WATCH_S, "a call that was only just spawned"
+    assert pause.watch_s() == WATCH_S, "a call that was only just spawned"
     feed._jobs.are_any, processor.openings = False, opened(undelivered=[])
     processor.pipeline.is_starting = True
     assert FeedProcessor._rest_s(processor) == REST_S
     processor.pipeline.is_starting = False
-    assert Replication._watch_s(feed) == inf
-    assert Replication._rest_s(feed) == FeedProcessor._rest_s(processor) > STEP_MAX_S
+    assert pause.watch_s() == inf
+    assert pause.rest_s(owner) == FeedProcessor._rest_s(processor) > STEP_MAX_S
 
 
 class OpenDdl:

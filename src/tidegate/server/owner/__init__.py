@@ -1,7 +1,7 @@
 """The owner of one changefeed: grants ranges, sends DDL and Resolved, stores the checkpoint.
 
 `feed` (a changefeed as others see it), `life` (runs, pauses, fails), `record` (as it is stored),
-`replication` (one incarnation after another), with `effects`, `ddl`, `sink_lifetime`, `layout` (partitions)
-and `shares`; `sharing` and `able_captures` (who gets which ranges); `peers`, `processor_link` and
-`processor_reports` (its processors, known only by messages); `ended_spans`, `words` (for users).
+`replication` (one incarnation after another), with `effects`, `ddl`, `sink_lifetime`, `layout` (partitions),
+`tick_pause` and `shares`; `sharing` and `able_captures` (who gets which ranges); `peers`, `processor_link`
+and `processor_reports` (its processors, known only by messages); `ended_spans`, `words` (for users).
 """

@@ -3,7 +3,8 @@
     meet processors -> open catalogue -> [share -> grant -> sink -> dispatch -> tick ... -> end] -> [...]
 
 Everything runs in the control process's asyncio loop; blocking calls run in threads. A tick happens when a
-processor reports, floors have moved (`server.pulling.pulse`), a call has ended or something is due by time.
+processor reports, floors have moved (`server.pulling.pulse`), a call has ended or something is due by time
+(`tick_pause`).
 The owner (`control.owner`) decides, and this file performs. Rows, spans and the pipeline belong to the
 processors (`server.processor.processor`). This file knows them only by their messages, whichever captures
 they are on (`server.owner.peers`). To divide the key space in another way, all incarnations end and new ones
@@ -15,11 +16,9 @@ A failure ends the incarnation and is raised to the life (`server.owner.life`), 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping
-from math import inf
 from typing import Final, assert_never
 
 from tidegate.control import trace
@@ -50,16 +49,12 @@ from tidegate.server.owner.processor_reports import (
 )
 from tidegate.server.owner.record import FeedRecord
 from tidegate.server.owner.shares import FeedShares
-from tidegate.server.owner.sharing import CAPTURES_S
 from tidegate.server.owner.sink_lifetime import SinkLifetime
+from tidegate.server.owner.tick_pause import TickPause
 from tidegate.server.supervision.jobs import Jobs, to_its_end
 
 LOG: Final = logging.getLogger(__name__)
 
-TICK_S: Final = 0.02
-"""The pause between ticks while new DDL waits for the catalogue, which another thread may be using."""
-WATCH_S: Final = 1.5
-"""The pause between two looks at a call that may hang. A watchdog counts at most `STEP_MAX_S` of each."""
 PIPELINE_STARTS: Final = "pipeline"
 """The text of `waiting_for` until processors deliver, as shown to users."""
 
@@ -77,15 +72,15 @@ class Replication:
         """Describes what must happen before anything can be delivered."""
         self.left_behind = False
         """Whether our processor has not confirmed its end, so that it may still write the feed's files."""
-        self._wake = asyncio.Event()
-        wake = self._wake.set
+        self.ddl = OwnerDdl(node, record)
+        self.sink = SinkLifetime(node, record)
+        self._pause = TickPause(node, record, self.ddl, self._check_sink, self._is_any_call)
+        wake = self._pause.wake
         self._jobs = Jobs(record.id, wake)
         self.peers = Peers()
         self._link = ProcessorLink(node, record.id, self.peers, self._terms, self._take_message, wake)
         self.reports = ProcessorReports(node.capture, self.peers, self._set_loads)
         self.shares = FeedShares(node, record, self.peers, self._link, self.reports)
-        self.ddl = OwnerDdl(node, record)
-        self.sink = SinkLifetime(node, record)
         self.layout = FeedLayout(record, self._running, wake)
         self._effects = OwnerEffects(node, record, self.sink, self.shares.sharing, self.reports.totals, wake)
         self._is_storing_load = False
@@ -203,7 +198,7 @@ class Replication:
         self._jobs.begin()
         self._effects.begin()
         self.shares.reason = ""
-        self._wake.clear()
+        self._pause.begin()
         grants = await self.shares.raise_grants(owner)
         lead = self.shares.lead(grants)
         plan = dataclasses.replace(record.plan, capture=lead)
@@ -261,42 +256,11 @@ class Replication:
             self.shares.check_shares(self.owner, is_starting=self.waiting_for == PIPELINE_STARTS)
             if self._jobs.failure is not None:
                 raise self._jobs.failure
-            await self._pause()
+            await self._pause.until_next(self.owner)
 
     def _on_floors(self) -> None:
         self.ddl.floors_have_moved()
-        self._wake.set()
-
-    async def _pause(self) -> None:
-        """Wait for the next tick, which comes at once when something has happened.
-
-        If a call may hang, it is looked for meanwhile. That needs no tick, which costs much more.
-        """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._rest_s()
-        while not self._wake.is_set() and loop.time() < until:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(until, loop.time() + self._watch_s())):
-                    await self._wake.wait()
-            self._check_sink()
-        # After the wait: what comes during a tick ends the next wait at once.
-        self._wake.clear()
-
-    def _watch_s(self) -> float:
-        """The time until the next look whether a call hangs; infinite while there is no call."""
-        # A call that was only just spawned does not show in `sink.is_called` yet.
-        return WATCH_S if self._jobs.are_any or self.sink.is_called else inf
-
-    def _rest_s(self) -> float:
-        """The time until something is due if nothing happens before."""
-        node, owner, store = self._node, self.owner, self._record.captured.store
-        if owner is None or self.ddl.is_behind:
-            return TICK_S
-        rest_s = node.pulse.rest_s(store)
-        if node.shared:
-            # With many changefeeds less often, as everything that is done for changefeeds without rows.
-            rest_s = min(rest_s, max(CAPTURES_S, node.pulse.calmer_s(store) / 2))
-        return min(rest_s, owner.due_in(node.clock.monotonic()))
+        self._pause.wake()
 
     def _tick(self) -> None:
         """Read new DDL, perform the owner's effects, send the processors their bound."""
@@ -321,6 +285,10 @@ class Replication:
         hung = self.sink.look()
         if hung is not None:
             self._jobs.fail(hung)
+
+    def _is_any_call(self) -> bool:
+        """Whether a call is under way. One that was only just spawned does not show in `sink.is_called`."""
+        return self._jobs.are_any or self.sink.is_called
 
     # --- the processors ------------------------------------------------------------------------------
 
@@ -384,4 +352,4 @@ class Replication:
         owner.load_done()
         feed, rows = str(record.id), self.reports.load.rows
         event(LOG, logging.INFO, "initial load done", changefeed=feed, ts=ts, rows=rows)
-        self._wake.set()
+        self._pause.wake()
