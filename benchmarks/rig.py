@@ -35,7 +35,7 @@ from tidegate.ipc import HEADER, frame, parsed
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.reports import (
     HELLOS,
-    SAID_BY,
+    REPORTS_AFTER,
     DropBelow,
     Durable,
     Failed,
@@ -156,7 +156,7 @@ class ControlStandIn:
             while header := stream.read(HEADER.size):
                 said = parse(parsed(stream.read(HEADER.unpack(header)[0])), kinds)
                 if isinstance(said, PullerHello | PipelineHello):
-                    self._peers[type(said)], kinds = peer, SAID_BY[type(said)]
+                    self._peers[type(said)], kinds = peer, REPORTS_AFTER[type(said)]
                 self._take(said)
         except OSError:
             return  # the process ended; its exit code and its log say why

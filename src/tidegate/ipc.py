@@ -63,7 +63,7 @@ class FramedSocket:
         with self._lock:
             self._socket.sendall(frame)
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def send_message(self, message: Mapping[str, Any]) -> None:
         """Send a message in JSON; raises as `send`, and ValueError if it is too long."""
         self.send(framed(message))
 

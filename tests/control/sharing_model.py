@@ -336,7 +336,7 @@ class Model:
                     peer.received_at = long_ago if (name, host) in cut else NOW
                     peer.version = "" if version == term.version else "another"
                     if (host, name) in cut:
-                        peer.say(1, long_ago)
+                        peer.sent(1, long_ago)
             sharing = Sharing(node, ALL, peers, lambda: list(peers))
             return frozenset(sharing.captures.able(joined_s=0.0)) & met
 

@@ -14,7 +14,7 @@ from tidegate.errors import Fatal, Retryable
 from tidegate.model import reports
 from tidegate.model.reports import (
     HELLOS,
-    SAID_BY,
+    REPORTS_AFTER,
     TO_APPLICATION,
     TO_PULLER,
     ApplicationHello,
@@ -83,8 +83,8 @@ def test_who_may_say_what_is_what_the_types_say() -> None:
     assert set(TO_APPLICATION) == set(get_args(ToApplication))
     said = (PullerHello, FromPuller), (PipelineHello, FromPipeline), (ApplicationHello, FromApplication)
     for hello, union in said:
-        assert {hello, *SAID_BY[hello], ConnectionClosed} == set(get_args(union))
-    assert set(SAID_BY) == set(HELLOS)
+        assert {hello, *REPORTS_AFTER[hello], ConnectionClosed} == set(get_args(union))
+    assert set(REPORTS_AFTER) == set(HELLOS)
 
 
 GOOD = to_json(Durable((3, 4), {"a": 5}, {"rows": 6}))
@@ -111,7 +111,7 @@ GOOD = to_json(Durable((3, 4), {"a": 5}, {"rows": 6}))
 )
 def test_what_is_no_message_of_a_pipeline_is_refused_with_the_reason(bad: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        parse(bad, SAID_BY[PipelineHello])
+        parse(bad, REPORTS_AFTER[PipelineHello])
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class Here:
         """A worker connects."""
         line = self.capture().line()
         known = ElsewhereHello(1, "there", __version__, hello.get("nonce") or self.nonce())
-        line.say(to_json(replace(known, **hello)))
+        line.send_message(to_json(replace(known, **hello)))
         return line
 
     def close(self) -> None:
@@ -279,12 +279,12 @@ def test_a_worker_gets_work_by_the_word_and_its_slot_by_lease(here: Here) -> Non
     jobs.start()
     line = here.come()
     assert received(line) == Begin(here.one.secret)
-    line.say(to_json(Begun(LocalAccess(here.spec).bounds().spans)))
+    line.send_message(to_json(Begun(LocalAccess(here.spec).bounds().spans)))
     piece = received(line)
     assert isinstance(piece, Deliver)
     assert (piece.spec, piece.lease.number) == (here.one.secret, 1)
     here.access().confirm(piece.lease)
-    line.say(to_json(Delivered({one.span: one.upto for one in piece.ranges}, {})))
+    line.send_message(to_json(Delivered({one.span: one.upto for one in piece.ranges}, {})))
     reported = threading.Event()
     here.one.send = lambda report: reported.set() if isinstance(report, Durable) else None
     assert reported.wait(WAIT_S) or any(isinstance(each, Durable) for each in here.reported)
@@ -365,7 +365,7 @@ def test_who_is_done_in_time_needs_no_fence(here: Here, monkeypatch: pytest.Monk
     line = here.come()
     assert isinstance(received(line), Begin)
     here.host.end(here.one.key)
-    line.say(to_json(Begun({})))
+    line.send_message(to_json(Begun({})))
     assert here.over.wait(WAIT_S)
     assert sink.fenced == []
 
@@ -432,7 +432,7 @@ def test_a_nonce_is_good_once_and_versions_are_the_same(here: Here) -> None:
     assert received(here.come(version="0.0.9")) is None
     assert "there has Tidegate 0.0.9" in here.service.refused
     line = here.capture().line()
-    line.say(to_json(WorkerHello(1)))
+    line.send_message(to_json(WorkerHello(1)))
     assert received(line) is None
     assert not here.come().waits(0.5)
     assert here.service.refused == ""
@@ -461,7 +461,7 @@ def test_no_more_unknown_senders_are_read_than_there_is_room_for(
     assert room.taken.wait(WAIT_S), "however slow its connection is"
     one_more = here.capture().line()
     with suppress(BrokenPipeError):  # it may have been sent away before it says who it is
-        one_more.say(to_json(ElsewhereHello(1, "there", __version__, here.nonce())))
+        one_more.send_message(to_json(ElsewhereHello(1, "there", __version__, here.nonce())))
     assert received(one_more) is None
     silent.close()
 

@@ -98,7 +98,7 @@ def test_nothing_is_released_until_a_processor_has_answered() -> None:
     peers = Peers()
     peer, reports = peers["b"], ProcessorReports("a", peers, no_loads)
     peer.ask(wanted(Wish.PREPARE, 5, 100, 80), 0.0)
-    peer.say(5, 0.0)
+    peer.sent(5, 0.0)
     assert peers.needs(0.0) == 80
     peer.ask(wanted(Wish.PREPARE, 6, 200, 90), 1.0)
     assert peers.needs(1.0) == 80, "the first one may be under way"
@@ -139,7 +139,7 @@ def test_a_dispatch_that_was_lost_and_withdrawn_holds_nothing() -> None:
     peer = peers["b"]
     for sequence, wish in ((5, Wish.PREPARE), (6, Wish.REST)):
         peer.ask(wanted(wish, sequence, 100, 80), 0.0)
-        peer.say(sequence, 0.0)
+        peer.sent(sequence, 0.0)
     peer.received_at = later = 1.0 + 2 * SILENT_S
     assert peers.needs(1.0) == 80
     assert peers.needs(later) == MAX

@@ -315,8 +315,8 @@ def test_a_capture_that_receives_nothing_is_lost_though_it_sends() -> None:
     cut = TABLES[2].span.start
     world.run(a=Span(b"", cut), b=Span(cut, b""))
     peer = world.peers["b"]
-    peer.say(5, world.now)
-    peer.say(6, world.now + 1)
+    peer.sent(5, world.now)
+    peer.sent(6, world.now + 1)
     for _ in range(3):
         world.now += SILENT_S / 2
         peer.received_at = world.now

@@ -287,7 +287,7 @@ Report = ToPuller | ToApplication | FromPuller | FromPipeline | FromApplication
 TO_PULLER: Final[tuple[type[ToPuller], ...]] = (SafePoint, Watch, Unwatch, DropBelow, Remove)
 TO_APPLICATION: Final[tuple[type[ToApplication], ...]] = (Run, End)
 HELLOS: Final[tuple[type[Hello], ...]] = (PullerHello, PipelineHello, ApplicationHello)
-SAID_BY: Final[Mapping[type[Hello], tuple[type[Report], ...]]] = {
+REPORTS_AFTER: Final[Mapping[type[Hello], tuple[type[Report], ...]]] = {
     PullerHello: (Status, Refused, Failed),
     PipelineHello: (Started, Durable, Loaded, Failed),
     ApplicationHello: (Working, Ended, Failed),

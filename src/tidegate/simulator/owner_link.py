@@ -109,7 +109,7 @@ class OwnerLink:
         self._send(peer, message)
 
     def _send(self, peer: Peer, message: FromOwner) -> None:
-        peer.say(message.header.sequence, self._now)
+        peer.sent(message.header.sequence, self._now)
         self._control.router.to_processor(message)
 
     def ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> Steps[None]:

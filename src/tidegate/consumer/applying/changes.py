@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from tidegate.consumer.applying.net_effect import Changes
 from tidegate.consumer.engine.assembler import StagedPiece, StagedRun
 from tidegate.consumer.engine.row_clock import Clock
-from tidegate.consumer.reading.staging import META, SAID_TS, read_staged
+from tidegate.consumer.reading.staging import CARRIED_TS, META, read_staged
 from tidegate.consumer.table import soft_delete
 from tidegate.consumer.table.convert import TargetColumn, unknown_members
 from tidegate.consumer.table.definition import Definition
@@ -88,8 +88,8 @@ def without_repeats(staged: Sequence[Staged], ddl_floor: int, clock: Clock) -> l
     least = clock.tick(ddl_floor)
     kept = []
     for one in staged:
-        said = one.rows.column(SAID_TS).to_numpy()
-        rows = one.rows.filter(pa.array(_ticks(said, clock) >= least))
+        carried = one.rows.column(CARRIED_TS).to_numpy()
+        rows = one.rows.filter(pa.array(_ticks(carried, clock) >= least))
         kept += [Staged(one.segment, rows)] if rows.num_rows else []
     return kept
 
@@ -97,14 +97,14 @@ def without_repeats(staged: Sequence[Staged], ddl_floor: int, clock: Clock) -> l
 def sides_of(segment: StagedRun, ts: int, clock: Clock) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """By row of a topic that is read by offset: its offset, and whether its commit ts is above `ts`."""
     rows = read_staged(segment)
-    said = rows.column(SAID_TS).to_numpy()
-    return rows.column("_offset").to_numpy(), _ticks(said, clock) > clock.tick(ts)
+    carried = rows.column(CARRIED_TS).to_numpy()
+    return rows.column("_offset").to_numpy(), _ticks(carried, clock) > clock.tick(ts)
 
 
-def _ticks(said: np.ndarray[Any, Any], clock: Clock) -> np.ndarray[Any, Any]:
+def _ticks(carried: np.ndarray[Any, Any], clock: Clock) -> np.ndarray[Any, Any]:
     if clock is Clock.EXACT:
-        return said
-    return (said >> np.uint64(LOGICAL_BITS)) // np.uint64(abs(clock.value))
+        return carried
+    return (carried >> np.uint64(LOGICAL_BITS)) // np.uint64(abs(clock.value))
 
 
 def staged_bytes(piece: StagedPiece) -> int:
@@ -146,7 +146,7 @@ def staged_changes(
             continue
         if known.soft_delete:
             batch = _with_moments(batch, known)
-        ts = SAID_TS if SAID_TS in batch.schema.names else "_commit_ts"
+        ts = CARRIED_TS if CARRIED_TS in batch.schema.names else "_commit_ts"
         numbers = [
             batch.column(name).to_numpy(zero_copy_only=False) for name in ("_op", ts, "_offset", "_seq")
         ]
@@ -201,7 +201,7 @@ def _with_moments(batch: pa.RecordBatch, known: Definition) -> pa.RecordBatch:
             why=f"--soft-delete keeps the row's values, and the message has {', '.join(sorted(names))}",
             fix=WHOLE_DELETES,
         )
-    ts = batch.column(SAID_TS if SAID_TS in batch.schema.names else "_commit_ts").to_numpy()
+    ts = batch.column(CARRIED_TS if CARRIED_TS in batch.schema.names else "_commit_ts").to_numpy()
     return batch.append_column(f"o.{known.soft_delete}", soft_delete.moments(ts))
 
 
@@ -233,8 +233,8 @@ def _sound(batch: pa.RecordBatch, known: Definition, partition: int) -> tuple[pa
     places = sorted(whys)
     bad = []
     for at, row in zip(places, batch.take(pa.array(places, pa.int64())).to_pylist(), strict=True):
-        values = {name: value for name, value in row.items() if name not in (*META, SAID_TS)}
-        ts = row.get(SAID_TS, row["_commit_ts"])
+        values = {name: value for name, value in row.items() if name not in (*META, CARRIED_TS)}
+        ts = row.get(CARRIED_TS, row["_commit_ts"])
         bad.append(BadRow(partition, row["_offset"], row["_seq"], ts, whys[at], values, row["_op"]))
     keep = np.ones(batch.num_rows, bool)
     keep[places] = False

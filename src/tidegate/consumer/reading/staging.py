@@ -1,8 +1,8 @@
 """Staged rows: what a fetch task writes for the driver's targets, in a file of Arrow IPC streams.
 
 A stream is a `StagedRun`: rows of one table and column set. Its columns are `META`, for topics read by
-offset `SAID_TS`, then `n.NAME` of the after image and `o.NAME` of the before image. The files are disposable:
-if they are lost, the rows are read again from the offsets that the target stores.
+offset `CARRIED_TS`, then `n.NAME` of the after image and `o.NAME` of the before image. The files are
+disposable: if they are lost, the rows are read again from the offsets that the target stores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.consumer.engine.row_clock import Clock
 from tidegate.consumer.table.soft_delete import SoftDelete, column_for
 
 META: Final = ("_op", "_commit_ts", "_offset", "_seq")
-SAID_TS: Final = "_said_ts"
+CARRIED_TS: Final = "_carried_ts"
 """For topics read by offset, after `META`: the commit ts that the rows carry, or 0 if they carry none. Their
 `_commit_ts` is the offset + 1."""
 
@@ -63,15 +63,15 @@ def _stage_table(
 ) -> StagedRun:
     """Write one table's rows as a stream of the file. `whole`: as in `staged_batch`.
 
-    With a `clock`, `_commit_ts` becomes the offset + 1, by which `OffsetFlow` orders rows. `SAID_TS` holds
+    With a `clock`, `_commit_ts` becomes the offset + 1, by which `OffsetFlow` orders rows. `CARRIED_TS` holds
     the commit ts that the rows carry.
     """
-    said = np.zeros_like(table.commit_ts) if clock is Clock.NONE else table.commit_ts
+    carried = np.zeros_like(table.commit_ts) if clock is Clock.NONE else table.commit_ts
     if clock is not None:
         table = replace(table, commit_ts=(table.offset + 1).astype(np.uint64))
     batch = staged_batch(table, whole=whole)
     if clock is not None:
-        batch = batch.add_column(len(META), SAID_TS, pa.array(said))
+        batch = batch.add_column(len(META), CARRIED_TS, pa.array(carried))
     start = sink.tell()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -87,7 +87,7 @@ def _stage_table(
         min_ts=int(table.commit_ts.min()),
         max_ts=int(table.commit_ts.max()),
         first_offset=int(table.offset.min()),
-        commit_ts=int(said.max()) if clock is not None else 0,
+        commit_ts=int(carried.max()) if clock is not None else 0,
     )
 
 

@@ -22,7 +22,7 @@ WAITING_MAX: Final = 1024
 class Line(Protocol):
     """The part of `ipc.FramedSocket` that host and worker use."""
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def send_message(self, message: Mapping[str, Any]) -> None:
         """Send a message. Callable from several threads. Raises OSError when the other end is gone."""
         ...
 
@@ -59,7 +59,7 @@ class StreamLine:
         self._out: deque[bytes] = deque()
         self._closed = False
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def send_message(self, message: Mapping[str, Any]) -> None:
         with self._changed:
             if self._closed:
                 raise BrokenPipeError("the connection has ended")

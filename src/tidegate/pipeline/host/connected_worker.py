@@ -152,10 +152,10 @@ class ConnectedWorker:
 
     # --- its line, by its own thread
 
-    def say(self, piece: Piece) -> None:
+    def send(self, piece: Piece) -> None:
         """Send it a piece. Raises Dead."""
         try:
-            self.line.say(to_json(piece))
+            self.line.send_message(to_json(piece))
         except OSError as error:
             raise Dead(str(error)) from error
 

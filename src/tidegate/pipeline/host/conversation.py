@@ -105,7 +105,7 @@ class Conversation:
         Raises the error that the worker reported, and Dead if the connection ended without a result.
         """
         one, began = work.of, time.monotonic()
-        worker.say(work.piece)
+        worker.send(work.piece)
         while True:
             match (work.piece, worker.received()):
                 case (Deliver(), Reached(spans)):

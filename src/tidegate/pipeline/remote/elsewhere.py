@@ -270,7 +270,7 @@ class AliveReporter:
         if now - self._said >= INTERVAL_S:
             self._said = now
             try:
-                self._line.say(to_json(Alive()))
+                self._line.send_message(to_json(Alive()))
             except OSError:
                 return  # the process is about to end
 
@@ -288,7 +288,7 @@ def serve(address: str, nonce: str, _: Iterator[int]) -> None:
     line = capture.line()
     # The process may be doing anything when the line ends, so it is killed. Spark's next task gets a new one.
     end_with(line)
-    line.say(to_json(ElsewhereHello(os.getpid(), socket.gethostname(), __version__, nonce)))
+    line.send_message(to_json(ElsewhereHello(os.getpid(), socket.gethostname(), __version__, nonce)))
     reporter = AliveReporter(line)
     kept.OPENED[0] = lambda secret: RemoteAccess(capture, secret, reporter.beat)
     work(line, Tasks(kept.begin, kept.deliver, load, kept.rest))

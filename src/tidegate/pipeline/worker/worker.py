@@ -44,7 +44,7 @@ REST_S: Final = 30.0
 def serve(address: str, tasks: Tasks, _: Iterator[int]) -> None:
     """Work until the application ends the connection. An error of a piece is reported and ends only it."""
     line = _connected(Path(address))
-    line.say(to_json(WorkerHello(os.getpid())))
+    line.send_message(to_json(WorkerHello(os.getpid())))
     work(line, tasks)
 
 
@@ -52,7 +52,7 @@ def work(line: Line, tasks: Tasks) -> None:
     """The same over a line on which the worker has already sent its hello."""
 
     def report(spans: Mapping[str, int]) -> None:
-        line.say(to_json(Reached(spans)))
+        line.send_message(to_json(Reached(spans)))
 
     try:
         while True:
@@ -67,7 +67,7 @@ def work(line: Line, tasks: Tasks) -> None:
                 said: WorkResult | Failed = _do(piece, tasks, report)
             except Exception as error:
                 said = failed(error)
-            line.say(to_json(said))
+            line.send_message(to_json(said))
     finally:
         line.close()
 

@@ -204,7 +204,7 @@ class Peer:
         """Whether it does not confirm our messages."""
         return self.unconfirmed is not None and now - self.unconfirmed[1] > SILENT_S
 
-    def say(self, sequence: int, now: float) -> None:
+    def sent(self, sequence: int, now: float) -> None:
         """Note a message to it."""
         # The first message that is not confirmed counts. Later ones must not put the end of the patience
         # off.

@@ -211,7 +211,7 @@ class ProcessorLink:
         return Header(*who, node.owner_rev, peer.capture, peer.latest[0], node.next_sequence())
 
     def _send(self, peer: Peer, message: FromOwner) -> None:
-        peer.say(message.header.sequence, self._node.clock.monotonic())
+        peer.sent(message.header.sequence, self._node.clock.monotonic())
         self._node.router.to_processor(message)
 
     def _on_mail(self) -> None:

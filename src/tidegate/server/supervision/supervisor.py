@@ -28,7 +28,7 @@ from tidegate.errors import Fatal, TidegateError
 from tidegate.ipc import HEADER, MAX_FRAME, frame, parsed
 from tidegate.launcher import bound
 from tidegate.log import event
-from tidegate.model.reports import HELLOS, SAID_BY, ConnectionClosed, Hello, Report, parse
+from tidegate.model.reports import HELLOS, REPORTS_AFTER, ConnectionClosed, Hello, Report, parse
 from tidegate.model.wire import Kind
 from tidegate.server.supervision.processes import kill_session
 
@@ -168,7 +168,7 @@ class ControlSocket:
             connection = Connection(hello, writer, asyncio.Event())
             self._connections.add(connection)
             await self._handler(connection, hello)
-            while (report := await _read(reader, self._frame_s, SAID_BY[type(hello)])) is not None:
+            while (report := await _read(reader, self._frame_s, REPORTS_AFTER[type(hello)])) is not None:
                 await self._handler(connection, report)
         except BROKEN as error:
             if not self._closing:
