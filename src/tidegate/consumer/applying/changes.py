@@ -83,7 +83,7 @@ def without_repeats(staged: Sequence[Staged], ddl_floor: int, clock: Clock) -> l
     """
     if clock is Clock.NONE:
         return list(staged)
-    # In ticks: a protocol with coarser times cannot say whether a row of the barrier's own tick came before
+    # In ticks: a protocol with coarser times cannot say whether a row of the floor's own tick came before
     # the DDL, and such a row is kept.
     least = clock.tick(ddl_floor)
     kept = []
