@@ -1,4 +1,4 @@
-"""Every page of the docs is listed once in their index."""
+"""Every page of the docs is listed once in their index, and the front door names every target."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def problems(index: str, pages: Iterable[str]) -> dict[str, int]:
 def test_every_page_is_listed_once_in_the_index() -> None:
     pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
     assert not problems((DOCS / "index.md").read_text(), [page for page in pages if page != "index.md"])
+
+
+def test_readme_and_picture_name_every_kind_of_target() -> None:
+    kinds = {path.parent.name for path in (ROOT / "src/tidegate/consumer").glob("*/target.py")}
+    kinds -= {"applying"}  # the contract
+    assert len(kinds) > 3
+    for page in (ROOT / "README.md", DOCS / "images/overview.svg"):
+        text = page.read_text().casefold()
+        assert not [kind for kind in kinds if kind not in text], page.name
 
 
 def test_a_page_that_is_missing_or_listed_twice_is_found() -> None:
