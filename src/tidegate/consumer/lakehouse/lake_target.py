@@ -254,6 +254,7 @@ class LakeTarget:
 
     def has_done(self, message: DdlMessage) -> bool:
         """False: `recover` undoes DDLs that no snapshot names."""
+        # docs/guarantees.md#a-ddl-takes-effect-at-a-target-once
         return False
 
     def intend(self, message: DdlMessage, steps: Sequence[ddl_steps.Step]) -> None:

@@ -257,6 +257,7 @@ class DdlRun:
         begun, self._begun = self._begun, None
         if begun is not None and number > begun["at"]:
             begun = None  # of an earlier step, which is done
+        # docs/guarantees.md#a-ddl-takes-effect-at-a-target-once:
         # A statement is noted before it runs. So those before the noted one have run.
         if begun is not None and number < begun["at"]:
             self._begun = begun
