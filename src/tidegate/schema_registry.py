@@ -95,7 +95,7 @@ class HttpRegistry:
                 why = f"{type(error).__name__}: {error}"
                 continue
             if status >= 500 or status in ILL:
-                why = f"it answered {status}{_said(found)}"
+                why = f"it answered {status}{_reason(found)}"
                 continue
             if status == 404 and missing_is_none and isinstance(found, dict) and "error_code" in found:
                 return None
@@ -148,12 +148,12 @@ class HttpRegistry:
         return InvalidInput(
             "the schema registry refuses a schema" if method == "POST" else "the schema registry refuses",
             where=f"{self.where}{path}",
-            why=f"it answered {status}{_said(found)}",
+            why=f"it answered {status}{_reason(found)}",
             fix=fix,
         )
 
 
-def _said(found: Any) -> str:
+def _reason(found: Any) -> str:
     """The registry's reason for its refusal."""
     if isinstance(found, dict) and isinstance(found.get("message"), str):
         return f": {found['message'][:500]}"

@@ -131,12 +131,12 @@ VERDICTS = {
     ),
     "a long write": (
         seen(TargetStatus(POSITION, "c 1", "a write"), said(20)),
-        "running (process 7 on here), waits for a write; it has said nothing for 20 s",
+        "running (process 7 on here), waits for a write; it has reported nothing for 20 s",
         True,
     ),
     "the consumer hangs": (
         seen(last=said(STUCK_S + 1)),
-        "waits for the end of a long step; it has said nothing for 61 s",
+        "waits for the end of a long step; it has reported nothing for 61 s",
         False,
     ),
     "elsewhere": (
@@ -147,7 +147,7 @@ VERDICTS = {
     ),
     "died": (
         seen(TargetStatus(POSITION), said(200), lives=False),
-        "not running: process 7 on here died; it said its last word 3 min ago",
+        "not running: process 7 on here died; its last report is 3 min old",
         False,
     ),
     "died just now": (

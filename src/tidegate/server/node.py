@@ -170,14 +170,14 @@ class Node:
         self.drained.clear()
         self.router.owners.clear()
 
-    def receive_history(self, scope: int, order: tuple[int, int], said: History) -> bool:
+    def receive_history(self, scope: int, order: tuple[int, int], history: History) -> bool:
         """Take an owner's statement about upstream's history; False: a later one has come before.
 
         `order`: the owner's revision, and the sequence of its message, which rises over all changefeeds.
         """
         if order < self._sent_history.get(scope, (0, 0)):
             return False
-        self._sent_history[scope], self.histories[scope] = order, said
+        self._sent_history[scope], self.histories[scope] = order, history
         return True
 
     def now_ms(self) -> int:

@@ -93,10 +93,10 @@ class StatusWriter:
     ) -> None:
         """Replace the file atomically: a reader finds the old one or the new one."""
         host, pid = socket.gethostname(), os.getpid()
-        said = StatusReport(at_ms, host, pid, running, trouble, partitions, self._schema_changes, ignored)
+        report = StatusReport(at_ms, host, pid, running, trouble, partitions, self._schema_changes, ignored)
         part = self._path.with_suffix(".part")
         try:
-            part.write_bytes(said.to_bytes())
+            part.write_bytes(report.to_bytes())
             part.replace(self._path)
         except OSError as error:
             if not self._failing:
@@ -157,7 +157,7 @@ class Observation:
 
     target: str
     found: TargetStatus
-    said: StatusReport | None
+    report: StatusReport | None
     lives: bool | None
     """Whether the reporting process exists; None: it is not known."""
     ends: Mapping[int, int] | None
@@ -167,16 +167,16 @@ class Observation:
 
     def fresh(self, now_ms: int) -> StatusReport | None:
         """A report of a moment ago, by a process that is not known to be dead."""
-        said = self.said
-        if said is None or not said.running or self.lives is False:
+        report = self.report
+        if report is None or not report.running or self.lives is False:
             return None
-        return said if said.silent_s(now_ms) <= FRESH_S else None
+        return report if report.silent_s(now_ms) <= FRESH_S else None
 
     def silent(self, now_ms: int) -> float | None:
         """Seconds for which a living process has not reported; None: it reports, or there is none."""
-        if self.said is None or not self.said.running or not self.lives or self.fresh(now_ms):
+        if self.report is None or not self.report.running or not self.lives or self.fresh(now_ms):
             return None
-        return self.said.silent_s(now_ms)
+        return self.report.silent_s(now_ms)
 
 
 def look(topic: Topic, address: Address, now_ms: int) -> Status:
@@ -187,14 +187,14 @@ def look(topic: Topic, address: Address, now_ms: int) -> Status:
     """
     found = address.look()
     _check_topics(topic, found, address)
-    said = received(address.folder)
+    report = received(address.folder)
     offsets, ends, broker = Offsets(topic), None, ""
     try:
         ends = offsets.ends(offsets.partitions())
     except Retryable as error:
         broker = f"{error.what}: {error.why}"
-    lives = said.lives() if said is not None else None
-    return status_of(topic, Observation(str(address), found, said, lives, ends, broker), now_ms)
+    lives = report.lives() if report is not None else None
+    return status_of(topic, Observation(str(address), found, report, lives, ends, broker), now_ms)
 
 
 def status_of(topic: Topic, seen: Observation, now_ms: int) -> Status:
@@ -220,7 +220,7 @@ def status_of(topic: Topic, seen: Observation, now_ms: int) -> Status:
         partitions=partitions,
         broker=seen.broker,
         schema_changes=_schema_changes(seen, position),
-        ignored=seen.said.ignored if seen.said is not None else (),
+        ignored=seen.report.ignored if seen.report is not None else (),
         set_aside=set_aside.in_words(position.set_aside) if position is not None else (),
     )
 
@@ -229,7 +229,7 @@ def _schema_changes(seen: Observation, position: Position | None) -> str:
     """The policy: `ignore` from the target's rules, the others only from the consumer's report."""
     if position is not None and IGNORING in position.rules:
         return SchemaChanges.IGNORE
-    return seen.said.schema_changes if seen.said is not None else ""
+    return seen.report.schema_changes if seen.report is not None else ""
 
 
 def _partitions(
@@ -253,9 +253,9 @@ def _partitions(
 
 
 def _who(seen: Observation, now_ms: int) -> str:
-    if seen.said is None or (seen.fresh(now_ms) is None and seen.silent(now_ms) is None):
+    if seen.report is None or (seen.fresh(now_ms) is None and seen.silent(now_ms) is None):
         return seen.found.holder
-    return f"process {seen.said.pid} on {seen.said.host}"
+    return f"process {seen.report.pid} on {seen.report.host}"
 
 
 def _waits_for(
@@ -271,7 +271,7 @@ def _waits_for(
         return True, f"the broker: {seen.broker}"
     if silent_s is not None:
         what = doing or "the end of a long step"
-        return silent_s > STUCK_S, f"{what}; it has said nothing for {span(silent_s)}"
+        return silent_s > STUCK_S, f"{what}; it has reported nothing for {span(silent_s)}"
     if behind:
         return False, behind
     if doing:
@@ -280,16 +280,16 @@ def _waits_for(
 
 
 def _not_running(seen: Observation, position: Position | None, now_ms: int) -> str:
-    said = seen.said
-    if said is None:
+    report = seen.report
+    if report is None:
         text = "nobody runs it" if position is not None else "nobody runs it, and nothing was ever committed"
-    elif said.running:
-        ago = span(said.silent_s(now_ms))
-        text = f"process {said.pid} on {said.host} died; it said its last word {ago} ago"
+    elif report.running:
+        ago = span(report.silent_s(now_ms))
+        text = f"process {report.pid} on {report.host} died; its last report is {ago} old"
     else:
-        ago = span(said.silent_s(now_ms))
-        how = f"with an error: {said.trouble}" if said.trouble else "in order"
-        text = f"process {said.pid} on {said.host} ended {ago} ago {how}"
+        ago = span(report.silent_s(now_ms))
+        how = f"with an error: {report.trouble}" if report.trouble else "in order"
+        text = f"process {report.pid} on {report.host} ended {ago} ago {how}"
     text += f"; {seen.found.doing} is to be completed" if seen.found.doing else ""
     return f"not running: {text}"
 

@@ -97,7 +97,7 @@ class Dead(Exception):
 
 @dataclass(slots=True, eq=False)
 class ConnectedWorker:
-    """The host's view of one worker. Fields change only under the host's lock, except `said`."""
+    """The host's view of one worker. Fields change only under the host's lock, except `received_count`."""
 
     line: Line
     process: WorkerProcess
@@ -109,7 +109,7 @@ class ConnectedWorker:
     served: dict[Key, int] = field(default_factory=dict)
     """The incarnations for which it has worked without error, each with the value of `done` at that time."""
     done: int = 0
-    said: int = 0
+    received_count: int = 0
     """The number of messages it has sent."""
     silent_s: float = 0.0
     """How long it has given no sign of life, if it is slow; otherwise 0. Seconds."""
@@ -168,7 +168,7 @@ class ConnectedWorker:
             raise Dead(f"it sent what is no message: {error}") from error
         if message is None:
             raise Dead("its connection has ended")
-        self.said += 1
+        self.received_count += 1
         return message
 
     # --- its signs of life, by the thread that watches
@@ -181,7 +181,7 @@ class ConnectedWorker:
         slow_s = SLOW_S if delivers else SLOW_FIRST_S
         slow_s = min(patience_s, slow_s * 2 ** min(work.of.failures, SLOWER_MAX))
         # It reports from the lowest limit on. The caller compares the silence with the others.
-        found = self._watchdog.step(now, work.words, (self.said, beats), min(STUCK_S, slow_s))
+        found = self._watchdog.step(now, work.words, (self.received_count, beats), min(STUCK_S, slow_s))
         return Silence(0.0 if found is None else found.silent_s, slow_s, patience_s, delivers)
 
     def note(self, work: Work, silence: Silence) -> bool:

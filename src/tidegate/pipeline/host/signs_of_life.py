@@ -49,7 +49,7 @@ class SignsOfLife:
 
         Does not return. Raises Retryable if Spark does not start a required worker.
         """
-        said: Working | None = None
+        reported: Working | None = None
         while True:
             time.sleep(WATCH_S)
             with self._changed:
@@ -60,9 +60,9 @@ class SignsOfLife:
                 waiting = [one for one in self._incarnations if _waits(one, out)]
                 working = self._working(busy, waiting)
             self._supply.check()
-            if working != said:
+            if working != reported:
                 self._on_look(working)
-                said = working
+                reported = working
             for one in waiting:
                 one.beats.beat()  # it waits only for a free worker, so it must not count as hung
             for worker, work in busy:

@@ -262,13 +262,13 @@ class AliveReporter:
 
     def __init__(self, line: StreamLine) -> None:
         self._line = line
-        self._said = float("-inf")
+        self._sent_at = float("-inf")
 
     def beat(self) -> None:
         """Report that work was done just now."""
         now = time.monotonic()
-        if now - self._said >= INTERVAL_S:
-            self._said = now
+        if now - self._sent_at >= INTERVAL_S:
+            self._sent_at = now
             try:
                 self._line.send_message(to_json(Alive()))
             except OSError:

@@ -64,10 +64,10 @@ def work(line: Line, tasks: Tasks) -> None:
                 return
             piece = parse(message, TO_WORKER)
             try:
-                said: WorkResult | Failed = _do(piece, tasks, report)
+                result: WorkResult | Failed = _do(piece, tasks, report)
             except Exception as error:
-                said = failed(error)
-            line.send_message(to_json(said))
+                result = failed(error)
+            line.send_message(to_json(result))
     finally:
         line.close()
 

@@ -90,15 +90,15 @@ class MessageClient:
 
     async def _carry(self, capture: str, route: _Route) -> None:
         """Send until nothing was queued for `IDLE_S`."""
-        failures, said = 0, ""
+        failures, logged = 0, ""
         while await route.wait(IDLE_S):
             why = await self._carry_on(capture, route)
             if not why:
-                failures, said = 0, ""
+                failures, logged = 0, ""
                 continue
-            if why != said:
+            if why != logged:
                 event(LOG, logging.WARNING, "messages not sent", capture=capture, why=why)
-            said = why
+            logged = why
             await asyncio.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2**failures))
             # Bounded, so that the power stays a small number however long the capture is gone.
             failures = min(failures + 1, 10)

@@ -86,7 +86,7 @@ class Application:
         """Keep the application running even while there is no incarnation to run."""
         self.working = NOTHING
         """The last report of what the application and its workers are doing."""
-        self._said: TidegateError | None = None
+        self._reported: TidegateError | None = None
         """The error that the application reported before it ended."""
 
     @property
@@ -149,7 +149,7 @@ class Application:
         """Take a report of the application."""
         match report:
             case ApplicationHello():
-                self._connection, self._said = connection, None
+                self._connection, self._reported = connection, None
                 # These were asked for while no application was connected.
                 for one in self._running.values():
                     self._send_message(one)
@@ -158,8 +158,8 @@ class Application:
             case Ended(changefeed, incarnation):
                 self._over((changefeed, incarnation))
             case Failed():
-                self._said = report.error()
-                event(LOG, logging.ERROR, "application failed", error=str(self._said))
+                self._reported = report.error()
+                event(LOG, logging.ERROR, "application failed", error=str(self._reported))
             case ConnectionClosed():
                 if self._connection is connection:
                     self._connection = None
@@ -194,7 +194,7 @@ class Application:
         self._connection, self.working = None, NOTHING
         lost, self._running = self._running, {}
         for one in lost.values():
-            one.how = str(self._said) if self._said is not None else how
+            one.how = str(self._reported) if self._reported is not None else how
             one.gone.set()
 
     async def _supervise(self) -> None:

@@ -80,7 +80,7 @@ class Pullers:
         self._options, self._clock, self._on_error = options, clock, on_error
         self._open_catalogues = open_catalogues
         self._modes: dict[str, Captured] = {}
-        self._said: dict[int, int] = {}
+        self._report_counts: dict[int, int] = {}
         """The number of reports of each puller, by process id. Its hello, sent before it opens the store,
         does not count.
         """
@@ -116,7 +116,7 @@ class Pullers:
         """Take a report of a puller; its hello on this connection says which puller it is."""
         spans = self.of(puller.kv_mode).spans
         if isinstance(report, Status | Failed):
-            self._said[puller.pid] = self._said.get(puller.pid, 0) + 1
+            self._report_counts[puller.pid] = self._report_counts.get(puller.pid, 0) + 1
         match report:
             case PullerHello():
                 spans.connect(connection)
@@ -182,10 +182,10 @@ class Pullers:
         try:
             while not ended.done():
                 await asyncio.wait({ended}, timeout=WATCH_S)
-                said, spans = self._said.get(puller.pid, 0), len(self._modes[kv_mode].spans.held)
-                work = "its start" if not said else f"{spans} spans to follow" if spans else ""
-                patience = self._options.timeout_s if said else PULLER_START_S
-                hung = watchdog.step(self._clock.monotonic(), work, said, patience)
+                reports, spans = self._report_counts.get(puller.pid, 0), len(self._modes[kv_mode].spans.held)
+                work = "its start" if not reports else f"{spans} spans to follow" if spans else ""
+                patience = self._options.timeout_s if reports else PULLER_START_S
+                hung = watchdog.step(self._clock.monotonic(), work, reports, patience)
                 if hung is not None and not ended.done():
                     self._on_hung(hung, puller)
                     await puller.stop(grace_s=0)
@@ -193,7 +193,7 @@ class Pullers:
             ended.cancel()
             # A later puller may get the same process id. With this count its slow start would be taken for
             # a hang.
-            self._said.pop(puller.pid, None)
+            self._report_counts.pop(puller.pid, None)
 
     def _on_hung(self, hung: Hung, puller: Child) -> None:
         error = Retryable(

@@ -24,12 +24,12 @@ def restore(text: str, *, charset: str = "", sql_mode: int = 0) -> str:
 
     Raises ParseError, and no other error, if the text is not a data definition that TiDB knows.
     """
-    return ";".join(_read(text, charset, sql_mode, exact=True).said)
+    return ";".join(_read(text, charset, sql_mode, exact=True).statements)
 
 
 def split(text: str, *, charset: str = "", sql_mode: int = 0) -> list[str]:
     """The statements of a text, each restored."""
-    return _read(text, charset, sql_mode, exact=True).said
+    return _read(text, charset, sql_mode, exact=True).statements
 
 
 def outgoing(text: str, *, charset: str = "", sql_mode: int = 0) -> Restored:
@@ -45,12 +45,12 @@ def outgoing(text: str, *, charset: str = "", sql_mode: int = 0) -> Restored:
             read = _read(text, charset, sql_mode, exact=False)
     except ParseError as error:
         return Restored(text, error.why or error.what)
-    restored = ";".join(read.said)
+    restored = ";".join(read.statements)
     return Restored(restored) if restored else Restored(text, "nothing of it concerns a target")
 
 
 class _Read(NamedTuple):
-    said: list[str]
+    statements: list[str]
     defects: list[str]
 
 
@@ -59,9 +59,9 @@ def _read(text: str, charset: str, sql_mode: int, *, exact: bool) -> _Read:
         tokens(text, sql_mode), charset=charset or DEFAULT_CHARSET, sql_mode=sql_mode, exact=exact
     )
     try:
-        said = statements_at(cursor).statements()
+        statements = statements_at(cursor).statements()
     except RecursionError:
         raise ParseError("a statement cannot be read", why="it is nested too deep for the stack") from None
-    if not said:
+    if not statements:
         raise ParseError("there is no statement", why="the text is empty")
-    return _Read(said, cursor.defects)
+    return _Read(statements, cursor.defects)

@@ -94,7 +94,7 @@ class Half:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.waiting = bytearray()
-        self.said_all = False
+        self.is_at_end = False
         """Whether its peer has sent everything."""
         self.mask = 0
 
@@ -131,7 +131,7 @@ class Connection:
             return
         other = self.server if half is self.client else self.client
         if not data:
-            half.said_all = True
+            half.is_at_end = True
         other.waiting += data
         self._write(other)
 
@@ -155,9 +155,9 @@ class Connection:
             except BlockingIOError:
                 return
         # Only when nothing waits: the end of the peer's bytes must not overtake the last of them.
-        if not half.waiting and self._other(half).said_all:
+        if not half.waiting and self._other(half).is_at_end:
             half.sock.shutdown(socket.SHUT_WR)
-            if half.said_all:
+            if half.is_at_end:
                 self.close()
 
     def _other(self, half: Half) -> Half:
@@ -167,7 +167,7 @@ class Connection:
     def wanted(self, half: Half) -> int:
         """The selector events to wait for."""
         other = None if self.server is None else self._other(half)
-        reads = not half.said_all and (other is None or len(other.waiting) < HELD_MAX)
+        reads = not half.is_at_end and (other is None or len(other.waiting) < HELD_MAX)
         # Without a server, the client's `waiting` has the first bytes that came from it, not bytes for it.
         writes = other is not None and bool(half.waiting)
         return (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if writes else 0)
