@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tidegate.errors import Fatal, Retryable
 from tidegate.kvclient.backoff import Backoff
@@ -83,13 +83,15 @@ class LockResolver:
         self._requester = requester
         self._pd: PdClient = requester.pd
 
-    def resolve(self, locks: Iterable[Any], caller_ts: int, backoff: Backoff) -> tuple[list[int], int]:
-        """Clear the locks (kvrpcpb.LockInfo) of ended transactions.
+    def resolve(
+        self, locks: Iterable[kvrpcpb.LockInfo], caller_ts: int, backoff: Backoff
+    ) -> tuple[list[int], int]:
+        """Clear the locks of ended transactions.
 
         Returns the start_ts of live transactions whose locks a read at `caller_ts` may ignore, and the
         milliseconds to wait for the others (0: no lock blocks any more). `caller_ts` 0 pushes no transaction.
         """
-        by_txn: dict[int, list[Any]] = {}
+        by_txn: dict[int, list[kvrpcpb.LockInfo]] = {}
         ignorable: list[int] = []
         wait_ms = 0
         for lock in locks:
@@ -108,7 +110,7 @@ class LockResolver:
                 self.clear(start_ts, fate.commit_ts, [m.key for m in members], backoff)
         return ignorable, wait_ms
 
-    def fate(self, lock: Any, caller_ts: int, backoff: Backoff, now: int = 0) -> Fate:
+    def fate(self, lock: kvrpcpb.LockInfo, caller_ts: int, backoff: Backoff, now: int = 0) -> Fate:
         """The state of a prewritten lock's transaction. If the transaction has expired, asking rolls it back.
 
         `now`: a current timestamp; 0: get one from PD. Raises Fatal if the keys contradict each other.
@@ -187,10 +189,10 @@ class LockResolver:
         return live
 
     def _clear_ended(
-        self, locks: list[Any], ended: dict[int, Fate], backoff: Backoff, now: int
+        self, locks: list[kvrpcpb.LockInfo], ended: dict[int, Fate], backoff: Backoff, now: int
     ) -> LiveTransactions:
         """Clear a page of locks, except those of live transactions, which it returns. Adds to `ended`."""
-        by_txn: dict[int, list[Any]] = {}
+        by_txn: dict[int, list[kvrpcpb.LockInfo]] = {}
         for lock in locks:
             if lock.lock_type in TRACKED:
                 by_txn.setdefault(lock.lock_version, []).append(lock)
@@ -204,7 +206,7 @@ class LockResolver:
             self.clear(start_ts, fate.commit_ts, [lock.key for lock in members], backoff)
         return live
 
-    def _fate_or_live(self, lock: Any, backoff: Backoff, now: int) -> Fate:
+    def _fate_or_live(self, lock: kvrpcpb.LockInfo, backoff: Backoff, now: int) -> Fate:
         """`fate`, but a transaction that contradicts itself counts as live: its locks stay, and the locks of
         other transactions can still be cleared.
         """
@@ -214,7 +216,7 @@ class LockResolver:
             event(LOG, logging.WARNING, "a lock is left alone", start_ts=lock.lock_version, why=str(error))
             return Fate(live=True)
 
-    def _take_claim(self, lock: Any, backoff: Backoff) -> int:
+    def _take_claim(self, lock: kvrpcpb.LockInfo, backoff: Backoff) -> int:
         """Remove an expired pessimistic lock. Returns the milliseconds to wait if it is alive,
         otherwise 0.
         """
@@ -235,8 +237,13 @@ class LockResolver:
         return 0
 
     def _check(
-        self, lock: Any, caller_ts: int, now: int, backoff: Backoff, force_sync_commit: bool = False
-    ) -> Any:
+        self,
+        lock: kvrpcpb.LockInfo,
+        caller_ts: int,
+        now: int,
+        backoff: Backoff,
+        force_sync_commit: bool = False,
+    ) -> kvrpcpb.CheckTxnStatusResponse | None:
         """The answer of CheckTxnStatus at the primary; None if it does not decide the transaction's state.
 
         This happens if the primary is not written yet (the transaction has just begun), or if the key that
@@ -256,6 +263,7 @@ class LockResolver:
             resolving_pessimistic_lock=lock.lock_type == kvrpcpb.PessimisticLock,
             verify_is_primary=True,
         )
+        response: kvrpcpb.CheckTxnStatusResponse
         response = self._requester.at_key(lock.primary_lock, "KvCheckTxnStatus", request, backoff)
         if not response.HasField("error"):
             return response
@@ -267,12 +275,12 @@ class LockResolver:
             why=str(response.error),
         )
 
-    def _async_fate(self, info: Any, backoff: Backoff) -> Fate | None:
+    def _async_fate(self, info: kvrpcpb.LockInfo, backoff: Backoff) -> Fate | None:
         """The state of an async-commit transaction, from all its keys: committed if every lock exists.
 
         None: a key was prewritten for two-phase commit, so the transaction fell back to that.
         """
-        locks: list[Any] = []
+        locks: list[kvrpcpb.LockInfo] = []
         decided: list[int] = []
 
         def send(region: RegionInfo, members: list[bytes]) -> None:
@@ -299,7 +307,7 @@ class LockResolver:
         return Fate(commit_ts=commit_ts)
 
 
-def _async_commit_ts(info: Any, locks: list[Any], decided: list[int]) -> int:
+def _async_commit_ts(info: kvrpcpb.LockInfo, locks: list[kvrpcpb.LockInfo], decided: list[int]) -> int:
     """The commit ts of an async-commit transaction; 0: rolled back. Raises Fatal if its keys contradict.
 
     `locks`: the existing locks of its secondary keys. `decided`: for regions where a lock is missing, the
@@ -318,7 +326,7 @@ def _async_commit_ts(info: Any, locks: list[Any], decided: list[int]) -> int:
     )
 
 
-def _expired(lock: Any, now: int) -> bool:
+def _expired(lock: kvrpcpb.LockInfo, now: int) -> bool:
     return timestamp.physical_ms(lock.lock_version) + int(lock.lock_ttl) < timestamp.physical_ms(now)
 
 
