@@ -69,14 +69,16 @@ def as_dict(setting: Setting) -> dict[str, dict[str, str]]:
         ROW: {one.about: one.row for one in found},
         TRANSACTION: {one.about: one.transaction for one in found},
     }
-    return {level: said for level, said in cells.items() if level not in refused}
+    return {level: promise for level, promise in cells.items() if level not in refused}
 
 
 def line(setting: Setting, mode: str) -> str:
     """The most important facts about the chosen level, for logs."""
-    said = as_dict(setting).get(mode, {})
+    promises = as_dict(setting).get(mode, {})
     parts = [
-        f"{about}: {said[about]}" for about in ("one transaction", "a partition that lags") if about in said
+        f"{about}: {promises[about]}"
+        for about in ("one transaction", "a partition that lags")
+        if about in promises
     ]
     return f"mode {mode}" + (f" ({'; '.join(parts)})" if parts else "")
 
@@ -110,5 +112,5 @@ def _table(setting: Setting, chosen: str) -> Table:
     for level in levels:
         shown.add_column(f"{level.upper()} (in use)" if level == chosen else level.upper())
     for about in next(iter(levels.values())):
-        shown.add_row(about, *(said[about] for said in levels.values()))
+        shown.add_row(about, *(promises[about] for promises in levels.values()))
     return shown

@@ -292,10 +292,10 @@ def _say_ready(capture: Capture, as_json: bool) -> None:
 def _say_standing_by(capture: Capture, as_json: bool) -> None:
     address, owner = capture.options.address, capture.owner
     at = owner.address if owner is not None else ""
-    said = {"event": "standby", "addr": address, "owner": at, "pid": os.getpid()}
+    members = {"event": "standby", "addr": address, "owner": at, "pid": os.getpid()}
     scheme = _scheme(capture)
     text = f"capture on standby: {scheme}://{address}; the owner is at {scheme}://{at}"
-    print(json.dumps(said) if as_json else text, flush=True)
+    print(json.dumps(members) if as_json else text, flush=True)
 
 
 def _scheme(capture: Capture) -> str:

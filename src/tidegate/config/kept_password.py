@@ -26,8 +26,8 @@ def elsewhere(old: Side, new: Side, given: Mapping[str, Any]) -> list[str]:
     """
     before, after = old[1].sink.kafka_config, new[1].sink.kafka_config
     sent = (given.get("sink") or {}).get("kafka_config") or {}
-    said = new[0].option("sasl-password") or sent.get("sasl_password", REDACTED)
-    if not before.sasl_password or after.sasl_password != before.sasl_password or said != REDACTED:
+    password = new[0].option("sasl-password") or sent.get("sasl_password", REDACTED)
+    if not before.sasl_password or after.sasl_password != before.sasl_password or password != REDACTED:
         return []
     changed = [name for name in TLS if getattr(before, name) != getattr(after, name)]
     return changed + ["the hosts of the sink URI"] * (old[0].hosts != new[0].hosts)

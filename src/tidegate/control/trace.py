@@ -161,8 +161,8 @@ def encode(value: Any) -> Any:
         case _ if isinstance(value, _PARTS):
             return {type(value).__name__: {name: encode(one) for name, one in vars(value).items()}}
         case TidegateError():
-            said = [value.what, value.where, value.why, value.fix]
-            return {"error": [type(value).__name__, *map(str, said)]}
+            parts = [value.what, value.where, value.why, value.fix]
+            return {"error": [type(value).__name__, *map(str, parts)]}
     name = type(value).__name__
     if not is_dataclass(value) or _DEFINED.get(name) is not type(value):
         raise TypeError(f"{name} has no form in a record")

@@ -47,9 +47,9 @@ class Verdicts:
         """The tables that are followed, and the tables that are left out because they have no handle key."""
         shift = self._shift
         self._judge([table for table in tables if not table.verdicts >> shift & _MASK])
-        said = [table.verdicts >> shift & _MASK for table in tables]
-        followed = [table for table, verdict in zip(tables, said, strict=True) if verdict == _FOLLOWED]
-        left_out = [table for table, verdict in zip(tables, said, strict=True) if verdict == _LEFT_OUT]
+        verdicts = [table.verdicts >> shift & _MASK for table in tables]
+        followed = [table for table, verdict in zip(tables, verdicts, strict=True) if verdict == _FOLLOWED]
+        left_out = [table for table, verdict in zip(tables, verdicts, strict=True) if verdict == _LEFT_OUT]
         return followed, left_out
 
     def clear(self, tables: Iterable[TableVersion]) -> None:

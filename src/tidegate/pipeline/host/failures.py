@@ -8,8 +8,8 @@ from tidegate.model.reports import Failed
 
 def failure(error: TidegateError) -> Failed:
     """The error as a report to the control process. Unless it is Retryable or Fenced, it is not retried."""
-    said = Failed.of(error)
-    return Failed(said.what, said.where, said.why, said.fix, retry=isinstance(error, Retryable | Fenced))
+    found = Failed.of(error)
+    return Failed(found.what, found.where, found.why, found.fix, retry=isinstance(error, Retryable | Fenced))
 
 
 def known(error: Exception, what: str, where: str) -> TidegateError:

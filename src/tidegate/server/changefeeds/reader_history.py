@@ -178,14 +178,14 @@ def check_columns(history: History, asked: Query, start: int, *, replay: bool = 
 def _difference(asked: pa.Schema | None, columns: pa.Schema) -> str:
     mine = {one.name: str(one.type) for one in asked or ()}
     theirs = {one.name: str(one.type) for one in columns}
-    said = [f"{name} {theirs[name]} is new" for name in theirs if name not in mine]
-    said += [f"{name} is gone" for name in mine if name not in theirs]
-    said += [
+    differences = [f"{name} {theirs[name]} is new" for name in theirs if name not in mine]
+    differences += [f"{name} is gone" for name in mine if name not in theirs]
+    differences += [
         f"{name} was {mine[name]}, is {theirs[name]}"
         for name in mine
         if theirs.get(name, mine[name]) != mine[name]
     ]
-    return "; ".join(said[:10]) or "their order"
+    return "; ".join(differences[:10]) or "their order"
 
 
 def no_table(name: str, ineligible: Sequence[TableVersion]) -> Refused:

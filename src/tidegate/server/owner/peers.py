@@ -305,8 +305,8 @@ class Peers:
 
     def total(self, name: str) -> int:
         """The sum, or for LAST the maximum, of a status field over all processors."""
-        said = [int(getattr(peer.status, name)) for peer in self]
-        return max(said, default=0) if name in LAST else sum(said)
+        values = [int(getattr(peer.status, name)) for peer in self]
+        return max(values, default=0) if name in LAST else sum(values)
 
     def needs(self, now: float, here: str = "") -> int:
         """The least ts from which a processor may still register upstream; MAX: none needs any.

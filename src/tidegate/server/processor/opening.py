@@ -203,7 +203,7 @@ class Opening:
         dispatch = self._machine.dispatch
         if dispatch is not None:
             scope = self.plan.config.tidegate.keyspace_id
-            said = History(dispatch.needed, dispatch.safe_point)
+            history = History(dispatch.needed, dispatch.safe_point)
             order = dispatch.header.owner_rev, dispatch.header.sequence
-            if self._node.receive_history(scope, order, said):
-                self.spans.keep_above(said.safe_point, scope)
+            if self._node.receive_history(scope, order, history):
+                self.spans.keep_above(history.safe_point, scope)

@@ -168,8 +168,8 @@ class FeedProcessor:
         self._status.take(now)
         self.machine.ready = self.node.application.working.workers > 0
         self.openings.measure_loads()
-        for said in self.machine.tick(now):
-            self.node.router.to_owner(said)
+        for answer in self.machine.tick(now):
+            self.node.router.to_owner(answer)
 
     async def _reach(self, dispatch: Dispatch) -> None:
         """Reach the goal of a Dispatch, whatever was done before."""

@@ -221,7 +221,7 @@ def _send_status(
     notices: _Notices,
     done: threading.Event,
 ) -> None:
-    said = float("-inf")
+    reported_at = float("-inf")
     while not done.wait(STATUS_S):
         try:
             for report in status_reports(puller.status(), store.filling):
@@ -232,12 +232,12 @@ def _send_status(
             _report(control, notice)
         # Each order that fails is reported. While the trouble lasts, orders are tried only as often as the
         # trouble is reported.
-        if puller.trouble and time.monotonic() - said > TROUBLE_S:
-            said = time.monotonic()
+        if puller.trouble and time.monotonic() - reported_at > TROUBLE_S:
+            reported_at = time.monotonic()
             _report(control, _no_room(puller.trouble))
             orders.again()
         elif not puller.trouble:
-            said = float("-inf")
+            reported_at = float("-inf")
             orders.again()
 
 
