@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tidegate.kvclient import hpack, http2
 from tidegate.kvclient.grpc_messages import PART_BYTES_MIN, UNPACK_BYTES, Messages
-from tidegate.kvclient.http2 import DATA_BYTES_MAX, OUTPUT_BYTES_MAX, WINDOW_BYTES, Call, End, FrameKind
+from tidegate.kvclient.http2 import DATA_BYTES_MAX, WINDOW_BYTES, Call, End
+from tidegate.kvclient.http2_output import OUTPUT_BYTES_MAX, FrameKind
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM = ACK = 1

@@ -6,7 +6,8 @@
 ```
 
 It replaces gRPC's library for long-lived streams, because the library needs four threads and half a
-millisecond for a message (`benchmarks/marks.py`). `stream_loop` is the edge that moves the bytes.
+millisecond for a message (`benchmarks/marks.py`). `stream_loop` is the edge that moves the bytes,
+and `http2_output` the half that sends.
 
 A message (`grpc_messages`) is in any number of DATA frames. Back-pressure is HTTP/2's: the peer may send at
 most `WINDOW_BYTES` that were not granted again. `end` is set once: by the peer's trailers, by a protocol
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 from urllib.parse import unquote
 
@@ -25,12 +25,11 @@ import grpc
 
 from tidegate.kvclient import hpack
 from tidegate.kvclient.grpc_messages import ENCODINGS, Bytes, MessageError, Messages, framed
+from tidegate.kvclient.http2_output import DEFAULT_WINDOW, FRAME_BYTES_MAX, HEAD, STREAM, FrameKind, Output
 
 WINDOW_BYTES: Final = 2 << 20
 """The bytes that the peer may send before it needs another grant: enough for 200 MB/s at a round trip of
 10 ms."""
-FRAME_BYTES_MAX: Final = 1 << 14
-"""The largest frame that is sent: the size that each side must accept."""
 DATA_BYTES_MAX: Final = 1 << 20
 """The largest DATA frame that is accepted. Each frame costs some microseconds, and its size is 16 KiB at most
 unless the settings allow more.
@@ -38,33 +37,9 @@ unless the settings allow more.
 HEADERS_BYTES_MAX: Final = 1 << 16
 """The most bytes of all header blocks of a call; an answer has two or three small ones. It is also the
 largest size of frames other than plain DATA, because they are buffered whole."""
-OUTPUT_BYTES_MAX: Final = 4 << 20
-"""If more bytes wait because the peer does not read, its pings and settings are not answered: the call
-ends."""
-
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HEAD: Final = struct.Struct(">HBBBL")
-"""A frame: its length in three bytes, kind, flags, stream."""
 _U32: Final = struct.Struct(">L")
 _SETTING: Final = struct.Struct(">HL")
-_STREAM: Final = 1
-_DEFAULT_WINDOW: Final = (1 << 16) - 1
 _WINDOW_MAX: Final = (1 << 31) - 1
-
-
-class FrameKind(IntEnum):
-    """The kind of a frame."""
-
-    DATA = 0
-    HEADERS = 1
-    RST_STREAM = 3
-    SETTINGS = 4
-    PUSH_PROMISE = 5
-    PING = 6
-    GOAWAY = 7
-    WINDOW_UPDATE = 8
-    CONTINUATION = 9
-
 
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 1, 2, 4, 5
@@ -99,10 +74,10 @@ class End:
 
 
 _STREAMS: Final[dict[int, int]] = {
-    FrameKind.DATA: _STREAM,
-    FrameKind.HEADERS: _STREAM,
-    FrameKind.RST_STREAM: _STREAM,
-    FrameKind.CONTINUATION: _STREAM,
+    FrameKind.DATA: STREAM,
+    FrameKind.HEADERS: STREAM,
+    FrameKind.RST_STREAM: STREAM,
+    FrameKind.CONTINUATION: STREAM,
     FrameKind.SETTINGS: 0,
     FrameKind.PING: 0,
     FrameKind.GOAWAY: 0,
@@ -123,12 +98,10 @@ class Call:
         message_bytes_max: int = 256 << 20,
     ) -> None:
         """Begin the call of `path` (`/service/method`) at `authority` (host:port)."""
-        self.output = bytearray(_PREFACE)
+        self._sending = Output()
+        self.output = self._sending.output
         self.end: End | None = None
         self._messages = Messages(message_bytes_max)
-        self._waiting = bytearray()  # messages for which the peer has no window yet
-        self._peer_frame = FRAME_BYTES_MAX
-        self._peer_initial = self._peer_stream = self._peer_connection = _DEFAULT_WINDOW
         self._has_settings = False
         self._input = bytearray()  # the beginning of an incomplete frame
         self._left = 0  # missing bytes of the current DATA frame
@@ -146,7 +119,7 @@ class Call:
             (_MAX_FRAME_SIZE, DATA_BYTES_MAX),
         )
         self._put(FrameKind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings))
-        self._put(FrameKind.WINDOW_UPDATE, 0, 0, _U32.pack(WINDOW_BYTES - _DEFAULT_WINDOW))
+        self._put(FrameKind.WINDOW_UPDATE, 0, 0, _U32.pack(WINDOW_BYTES - DEFAULT_WINDOW))
         headers = [
             (":method", "POST"),
             (":scheme", scheme),
@@ -157,12 +130,12 @@ class Call:
             ("grpc-accept-encoding", ",".join(ENCODINGS)),
             *metadata,
         ]
-        self._put(FrameKind.HEADERS, _END_HEADERS, _STREAM, hpack.encode(headers))
+        self._put(FrameKind.HEADERS, _END_HEADERS, STREAM, hpack.encode(headers))
 
     def send(self, message: bytes) -> None:
         """Send a message as soon as the peer's window allows it."""
-        self._waiting += framed(message)
-        self._fill()
+        if self.end is None:
+            self._sending.send(framed(message))
 
     def grant(self) -> None:
         """Let the peer send as much again as was received; without this it stops after a window."""
@@ -170,7 +143,7 @@ class Call:
         # quarters of its window.
         if self._unacknowledged >= WINDOW_BYTES // 4 and self.end is None:
             self._put(FrameKind.WINDOW_UPDATE, 0, 0, _U32.pack(self._unacknowledged))
-            self._put(FrameKind.WINDOW_UPDATE, 0, _STREAM, _U32.pack(self._unacknowledged))
+            self._put(FrameKind.WINDOW_UPDATE, 0, STREAM, _U32.pack(self._unacknowledged))
             self._unacknowledged = 0
 
     def ping(self) -> None:
@@ -180,7 +153,7 @@ class Call:
     def cancel(self, details: str) -> None:
         """End the call."""
         if self.end is None:
-            self._put(FrameKind.RST_STREAM, 0, _STREAM, _U32.pack(_CANCEL))
+            self._put(FrameKind.RST_STREAM, 0, STREAM, _U32.pack(_CANCEL))
             self.end = End(grpc.StatusCode.CANCELLED, details)
 
     def lost(self, why: str) -> None:
@@ -207,9 +180,9 @@ class Call:
                     break
                 self._ended_frame()
                 continue
-            if len(view) - at < _HEAD.size:
+            if len(view) - at < HEAD.size:
                 break
-            high, low, kind, flags, stream = _HEAD.unpack_from(view, at)
+            high, low, kind, flags, stream = HEAD.unpack_from(view, at)
             size = high << 8 | low
             # Only such data is taken while its frame is incomplete. `_input` keeps the beginning of other
             # frames, so these must be small. gRPC pads none.
@@ -217,15 +190,15 @@ class Call:
             if not self._may_come(kind, size, stream, DATA_BYTES_MAX if is_plain else HEADERS_BYTES_MAX):
                 break
             if is_plain:
-                at += _HEAD.size
+                at += HEAD.size
                 self._count_received(size)
                 self._left, self._is_last = size, bool(flags & _END_STREAM)
                 if not size:
                     self._ended_frame()
                 continue
-            if len(view) - at < _HEAD.size + size:
+            if len(view) - at < HEAD.size + size:
                 break
-            at += _HEAD.size
+            at += HEAD.size
             self._frame(kind, flags, stream, bytes(view[at : at + size]), messages)
             at += size
         self._input += view[at:]
@@ -271,14 +244,14 @@ class Call:
                     self._ended_frame()
                 case FrameKind.HEADERS:
                     # The head counts as well, so that empty continuations without an end are bounded.
-                    self._header_bytes += _HEAD.size + len(payload)
+                    self._header_bytes += HEAD.size + len(payload)
                     payload = _without_padding(payload, flags)
                     self._block = bytearray(payload[5:] if flags & _PRIORITY else payload)
                     self._block_flags = flags
                     self._continued(flags)
                 case FrameKind.CONTINUATION:
                     assert self._block is not None, "`_may_come` has looked"
-                    self._header_bytes += _HEAD.size + len(payload)
+                    self._header_bytes += HEAD.size + len(payload)
                     self._block += payload
                     self._continued(flags)
                 case FrameKind.RST_STREAM:
@@ -311,22 +284,17 @@ class Call:
             ):
                 self._finish(grpc.StatusCode.INTERNAL, f"a setting {name} of {value}")
             elif name == _INITIAL_WINDOW_SIZE:
-                # This holds for the open stream, too. Its window may become negative (RFC 9113, 6.9.2);
-                # then `_fill` waits.
-                self._peer_stream += value - self._peer_initial
-                self._peer_initial = value
+                self._sending.begin_with(value)
             elif name == _MAX_FRAME_SIZE:
-                self._peer_frame = min(value, FRAME_BYTES_MAX)
+                self._sending.limit_frames(value)
         self._put(FrameKind.SETTINGS, _ACK, 0, b"")
         self._fill()
 
     def _granted(self, stream: int, size: int) -> None:
         if size == 0:
             self._finish(grpc.StatusCode.INTERNAL, "a window update of 0")
-        elif stream:
-            self._peer_stream += size
         else:
-            self._peer_connection += size
+            self._sending.widen(stream, size)
         self._fill()
 
     def _going_away(self, payload: bytes) -> None:
@@ -334,7 +302,7 @@ class Call:
         words = payload[8:].decode("utf-8", "replace")
         self._goes_away = f"the peer goes away with error code {code}" + (f": {words}" if words else "")
         # A stream up to `last` continues to its end. Only one above it was not processed.
-        if last < _STREAM:
+        if last < STREAM:
             self._finish(grpc.StatusCode.UNAVAILABLE, self._goes_away)
 
     def _continued(self, flags: int) -> None:
@@ -397,23 +365,12 @@ class Call:
     # --- output --------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Send waiting messages as far as the peer's windows allow."""
-        while self._waiting and self.end is None:
-            room = min(self._peer_frame, self._peer_stream, self._peer_connection)
-            if room <= 0:
-                return
-            part = bytes(self._waiting[:room])
-            del self._waiting[:room]
-            self._peer_stream -= len(part)
-            self._peer_connection -= len(part)
-            self._put(FrameKind.DATA, 0, _STREAM, part)
+        if self.end is None:
+            self._sending.fill()
 
     def _put(self, kind: FrameKind, flags: int, stream: int, payload: bytes) -> None:
-        if len(self.output) > OUTPUT_BYTES_MAX and kind in {FrameKind.PING, FrameKind.SETTINGS}:
+        if not self._sending.put(kind, flags, stream, payload):
             self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, "the peer does not read what it is answered")
-            return
-        size = len(payload)
-        self.output += _HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
 
 
 def _without_padding(payload: bytes, flags: int) -> bytes:
