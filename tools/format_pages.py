@@ -68,7 +68,7 @@ def keys_page() -> str:
     entry = table_of_key(index["key"])
     entry.take(2, "'_i'")
     entry.take(8, lambda p: f"index id {memcomparable.decode_int(p)}, comparable")
-    entry.take(1, "flag 0: NULL, so the handle follows to tell entries apart")
+    entry.take(1, "flag 0: NULL, so the handle follows to distinguish entries")
     entry.rest("flag 3, the handle")
     unique = next(
         one for one in lines("rows/key_common_general_ci")
@@ -90,7 +90,7 @@ def keys_page() -> str:
 
 {NOTE}
 
-A key sorts as bytes, so numbers and texts are written so that their bytes compare as they do. Plain form:
+Keys are sorted as bytes, so the bytes of numbers and texts must sort as the numbers and texts do. Plain form:
 `tidb/memcomparable.py`, `tidb/keys.py`, `tidb/datum.py`; compiled: `tidb/kernels/record_key.py`.
 
 ## Comparable integers and bytes
@@ -98,8 +98,8 @@ A key sorts as bytes, so numbers and texts are written so that their bytes compa
 A signed integer is big-endian with its sign bit flipped; an unsigned one is big-endian. {number["v"]}:
 
 {taken_apart(number["comparable"], [(bytes.fromhex(number["comparable"]), "i64 " + number["v"])])}
-Bytes go in groups of eight, each followed by one byte: 255 less the number of zeros that pad the group. The last
-group is never full, so that no text is a prefix of another's end. `{text["hex"]}`:
+Bytes are written in groups of eight. One byte follows each group: 255 minus the number of zeros that pad the group. The last
+group is never full, so no text is a prefix of another's end. `{text["hex"]}`:
 
 {groups(text["comparable"])}
 ## Rows
@@ -116,20 +116,20 @@ Here `(datetime(3), decimal(12,4), varbinary(9))` = `{", ".join(text_of(v) for v
 | 0 | NULL | nothing |
 | 1 | text, bytes | groups of eight; a text first becomes the sort key of its collation |
 | 3, 4 | signed, unsigned; dates and times (packed), enum, set, bit are 4 | 8 bytes |
-| 5 | float, double | 8 bytes: a negative number inverted whole, else the sign bit set |
+| 5 | float, double | 8 bytes: all bits of a negative number inverted; otherwise the sign bit set |
 | 6 | decimal | precision, fraction, digits: see [values](values.md) |
 | 7 | time of day | signed nanoseconds |
 
-A text under a collation that is not binary cannot be read back from its sort key; then the row's value holds it as well.
-Keys can be made under every collation of TiDB but gb18030_chinese_ci, whose order of Chinese signs no public standard
-has: reading such keys needs none, writing them is refused with table and column.
+A text under a collation that is not binary cannot be read back from its sort key, so the row's value has it as well.
+Keys can be made under every collation of TiDB except gb18030_chinese_ci, because no public standard has its order of Chinese
+characters. Such keys can be read; to write one is refused with table and column.
 
 ## Index entries
 
-Never replicated, but part of a transaction. Plain form: `tidb/index.py`.
+Index entries are never replicated, but they are part of a transaction. Plain form: `tidb/index.py`.
 
 {entry.block()}
-An entry of a unique index without NULL has no handle in its key, but in its value:
+An entry of a unique index without NULL has the handle in its value instead of its key:
 
 {named.block()}
 | table | not unique, or a NULL | unique |
@@ -138,17 +138,17 @@ An entry of a unique index without NULL has no handle in its key, but in its val
 | the same, a sort key has lost something | tail length, restored row, zeros up to 10 bytes in all | tail length 8, restored row, the handle |
 | clustered by columns | `00 7d 01` and the restored row, if any | `00 7d 01 7f`, length, handle, and the restored row, if any |
 
-The restored row of the second line holds every column of the index; that of the third only what was lost, of the
-index and of the primary key, and under a `_bin` collation just the number of spaces at the end.
+The restored row of the second line has every column of the index. That of the third line has only what the sort keys of the index
+and of the primary key have lost, and under a `_bin` collation only the number of spaces at the end.
 
 ## Schema
 
-TiDB keeps its own metadata under `m`; capture reads it at the start of a feed. `{meta["name"]}`, `{meta["field"]}`:
+TiDB keeps its own metadata under `m`; a capture reads it when a changefeed starts. `{meta["name"]}`, `{meta["field"]}`:
 
 {cursor.block()}
 ## Borders of regions
 
-PD and TiKV's requests for regions take keys once more in groups of eight. The key of the row above:
+PD, and TiKV's requests for regions, have keys encoded in groups of eight once more. The key of the row above:
 
 {boundary.block()}"""
 
@@ -171,7 +171,7 @@ def rows_page() -> str:
 
 {NOTE}
 
-The value under a record key holds the columns that the key does not hold, by column id. Plain form: `tidb/row.py`;
+The value of a record key has the columns that are not in the key, by column id. Plain form: `tidb/row.py`;
 compiled: `tidb/kernels/row.py`, `mounter/decode.py`. See [values](values.md) for the meaning of a cell's bytes.
 
 ## Format v2
@@ -180,11 +180,11 @@ compiled: `tidb/kernels/row.py`, `mounter/decode.py`. See [values](values.md) fo
 80  flags  not-null count u16  null count u16  not-null ids  null ids  ends  values  [checksum]     little-endian
 ```
 
-A column in neither list is not stored: a column added later has its *origin default*, one of the key is in the key, and
-a NULL whose default is NULL need not be stored. `(k, v, w)` = `{", ".join(text_of(v) for v in small["mounted"]["values"])}`:
+A column that is in neither list is not stored: if it was added later it has its *origin default*, if it is part of the key it is
+there, and a NULL need not be stored if the default is NULL. `(k, v, w)` = `{", ".join(text_of(v) for v in small["mounted"]["values"])}`:
 
 {row_v2(small["value"], {1: "'b'", 2: "2"})}
-A row is *large* when an id is above 255 or its values take more than 65,535 bytes: ids and ends are u32 then.
+A row is *large* if an id is above 255 or its values take more than 65,535 bytes. Then ids and ends are u32.
 
 {row_v2(large["v2"], cells)}
 With a checksum behind the values ([checksums](checksums.md)):
@@ -192,8 +192,8 @@ With a checksum behind the values ([checksums](checksums.md)):
 {row_v2(summed["value"], {i: f"time {v}" for i, v in times.items()})}
 ## Format v1
 
-Pairs of datums, the column's id and its value; integers are varints (zigzag), texts have a varint length. A row without
-columns is one zero byte. TiDB's own tables (`mysql.tidb_ddl_job` among them) are written so, and every table under
+A row is pairs of datums: a column's id and its value. Integers are varints (zigzag), and texts have a varint length. A row
+without columns is one zero byte. TiDB writes its own tables in this format (such as `mysql.tidb_ddl_job`), and every table if
 `tidb_row_format_version = 1`:
 
 {v1.block()}
@@ -239,8 +239,8 @@ def values_page() -> str:
 
 {NOTE}
 
-A cell of a row in format v2, by the column's type. Each type has a file under `tidb/types/`. Integers and times shrink to the
-shortest of 1, 2, 4, 8 bytes that holds them.
+The cells of a row in format v2, by the column's type. Each type has a file under `tidb/types/`. Integers and times take the least
+of 1, 2, 4, 8 bytes that is enough for them.
 
 | type | bytes |
 |---|---|
@@ -268,13 +268,13 @@ shortest of 1, 2, 4, 8 bytes that holds them.
 {taken_apart(packed, [(packed, "u64, here big-endian")])}
 ## Float
 
-`{floats["mounted"]["values"][7]}` as a double: the bits, big-endian; a positive number with the sign bit set, a
-negative one inverted whole:
+`{floats["mounted"]["values"][7]}` as a double: its bits, big-endian. A positive number has the sign bit set,
+and all bits of a negative one are inverted:
 
 {last_cell(floats["value"], "comparable double")}
 ## JSON
 
-`{document["string"]}`; all little-endian, offsets from behind the type byte:
+`{document["string"]}`; everything is little-endian, and offsets count from after the type byte:
 
 {tree.block()}
 ## Vector
@@ -284,8 +284,8 @@ negative one inverted whole:
 {points.block()}
 ## Enum, set
 
-`{", ".join(text_of(v) for v in sets["mounted"]["values"])}`, the first being the key: each cell the number, a zero set
-one byte:
+`{", ".join(text_of(v) for v in sets["mounted"]["values"])}`, of which the first is the key. Each cell is the number, and a set
+of zero is one byte:
 
 {row_v2(sets["value"], {})}"""
 
@@ -303,17 +303,17 @@ def checksums_page() -> str:
 
 {NOTE}
 
-With `tidb_enable_row_level_checksum` TiDB writes a CRC-32 (IEEE) behind a row of format v2. Plain form:
-`tidb/checksum.py`; compiled: `tidb/kernels/checksum.py`; what a feed does about it: [integrity](../integrity.md).
+With `tidb_enable_row_level_checksum` TiDB writes a CRC-32 (IEEE) after a row of format v2. Plain form:
+`tidb/checksum.py`; compiled: `tidb/kernels/checksum.py`. [Integrity](../integrity.md) says how a changefeed uses it.
 
 | version | the sum is over |
 |---|---|
 | 0 | the columns' values in the order of their ids, each in the form below |
-| 1 | the row up to and with the checksum's header byte, then the whole record key |
+| 1 | the row up to the checksum's header byte, that byte included, then the whole record key |
 | 2 | the same, then the handle only, so that a restore under another table id keeps it valid |
 
-Header byte: bits 0-2 the version, bit 3 set when a second sum follows (version 0, while a schema change is in flight: one
-of the two must match).
+In the header byte, bits 0-2 are the version, and bit 3 is set if a second sum follows. That happens in version 0 during a schema
+change; one of the two sums must match.
 
 ## Version 2
 
@@ -326,7 +326,7 @@ then the handle:
 CRC-32 of both, one after the other: {carried}. The row carries it little-endian:
 
 {taken_apart(value[-4:], [(value[-4:], str(carried))])}
-A row damaged in one byte ("{damaged["what"]}") was judged by TiCDC as we judge it: corrupted.
+A row damaged in one byte ("{damaged["what"]}") has the same verdict from TiCDC as from us: corrupted.
 
 ## Version 0: the form of a value
 
@@ -334,7 +334,7 @@ A row damaged in one byte ("{damaged["what"]}") was judged by TiCDC as we judge 
 |---|---|
 | integers, year, enum, set, bit | u64, little-endian |
 | float, double | the bits of a double, little-endian; infinities and NaN as 0 |
-| date, datetime, timestamp (in UTC), time, decimal, json, text, bytes | u32 length, little-endian, then the text TiDB would show |
+| date, datetime, timestamp (in UTC), time, decimal, json, text, bytes | u32 length, little-endian, then the text that TiDB would show |
 | vector | as stored: u32 dimensions, then f32 each |
 | NULL | nothing |
 
@@ -346,8 +346,8 @@ TiCDC sends the sum that the row carried (tiflow `cdc/entry/mounter.go`), so tha
 
 ## What it does not cover
 
-A row of format v1 and a row written with the switch off carry no sum: they pass and are counted as unchecked. An old
-value under version 0 may have been written before a column came or went: a difference there says nothing.
+Rows of format v1, and rows that were written with the switch off, carry no sum. They pass and are counted as unchecked. An old
+value under version 0 may be from before a column was added or dropped, so a difference there proves nothing.
 """
 
 
@@ -362,7 +362,7 @@ def open_page() -> str:
 
 {NOTE}
 
-TiCDC's own: JSON with length prefixes, several rows in one Kafka message. Row by row: `codec/protocols/open_protocol`;
+TiCDC's own protocol: JSON with length prefixes, and several rows in one Kafka message. Row by row: `codec/protocols/open_protocol`;
 compiled: `codec/kernels/encode_kernels.py`, `codec/kernels/decode_kernels.py`.
 
 ```
@@ -373,11 +373,13 @@ value =                 {{ length u64, JSON }}*
 ## A row
 
 {framed(one["key"], True)}
-`ts` commit ts, `scm` schema, `tbl` table, `rid` handle (integer keys only), `t` kind of message: 1 row, 2 DDL, 3 resolved.
+`ts` is the commit ts, `scm` the schema, `tbl` the table, `rid` the handle (integer keys only), and `t` the kind of message:
+1 row, 2 DDL, 3 resolved.
 
 {framed(one["value"], False)}
-`u` the new values, `p` the old ones of an update, `d` a deleted row's. In a column `t` is MySQL's type, `f` flags, `h` true
-for a key column, `v` the value: numbers as numbers, texts and bytes as texts (bytes that are not printable escaped `\\xNN`).
+`u` has the new values, `p` the old ones of an update, and `d` those of a deleted row. In a column, `t` is MySQL's type, `f` the
+flags, `h` is true for a key column, and `v` is the value: numbers are numbers, texts and bytes are texts (bytes that are not
+printable are escaped, `\\xNN`).
 
 | flag | | flag | |
 |---|---|---|---|
@@ -386,7 +388,7 @@ for a key column, `v` the value: numbers as numbers, texts and bytes as texts (b
 | 4 | generated | 64 | nullable |
 | 8 | primary key | 128 | unsigned |
 
-When each is set, and the type codes: [columns](columns.md).
+[Columns](columns.md) says when each flag is set, and which type codes there are.
 
 ## Values
 
@@ -399,11 +401,11 @@ When each is set, and the type codes: [columns](columns.md).
 | text, blob | string, Base64 |
 | NULL | null |
 
-An update without `p` looks like an insert: a reader that gets none takes it for one.
+An update without `p` looks like an insert, and a reader cannot distinguish them.
 
 ## DDL
 
-Goes to every partition, alone:
+A DDL is sent to every partition, in a message of its own:
 
 {framed(ddl["key"], True)}
 {framed(ddl["value"], False)}
@@ -415,7 +417,7 @@ Everything of this partition with a commit ts at or below it has been sent:
 {framed(mark["value"], False)}
 ## A batch
 
-Keys one after the other, values too, up to `max-batch-size` rows and `max-message-bytes`:
+Keys follow one another, and so do values, up to `max-batch-size` rows and `max-message-bytes`:
 
 {framed(batch["key"], True)}"""
 
@@ -427,22 +429,23 @@ def canal_page() -> str:
 
 {NOTE}
 
-One Kafka message a row, without a key. Row by row: `codec/protocols/canal_json`; compiled: `codec/kernels/encode_kernels.py`,
+Each row is one Kafka message without a key. Row by row: `codec/protocols/canal_json`; compiled: `codec/kernels/encode_kernels.py`,
 `codec/kernels/decode_kernels.py`. `es` is the commit's time, `ts` the encoder's clock, both in ms.
 
 ## A row
 
 {document_of(one["value"])}
-`sqlType` has Java's codes (`java.sql.Types`), `mysqlType` the column's type in words, `data` the new values as texts, NULL as
-null, bytes as texts of latin1 signs; `old` the old values of an update (`null` otherwise); a delete has its row in `data`.
+`sqlType` has Java's codes (`java.sql.Types`), and `mysqlType` the column's type in words. `data` has the new values as texts: NULL is
+null, and bytes are texts of latin1 characters. `old` has the old values of an update; otherwise it is `null`. A delete has its row
+in `data`.
 
-With `enable-tidb-extension=true` the commit ts is in `_tidb`, and watermarks are sent. Without it there are none: a
-consumer cannot know when a transaction is whole, and ours refuses to guess.
+With `enable-tidb-extension=true` the commit ts is in `_tidb`, and watermarks are sent. Without it there are none, so a
+consumer cannot know when a transaction is complete, and ours refuses to guess.
 
-With `output-row-key=true`, too, in the sink URI or in `[sink.kafka-config.codec-config]`, `_tidb` ends with the row's key in TiKV
+With `output-row-key=true` as well, in the sink URI or in `[sink.kafka-config.codec-config]`, `_tidb` ends with the row's key in TiKV
 in Base64, as in `"_tidb":{{"commitTs":470613016205066241,"rowkey":"dIAAAAAAAAQjX3KAAAAAAAAAAQ=="}}`: table id and handle
 ([keys](keys.md)). Only TiCDC's new architecture has this option: it is refused unless `[tidegate] flavour = "new"`, and without
-the extension. DDL and watermarks have no row. A reader of ours passes it over.
+the extension. DDL and watermarks have no row. Our readers ignore the key.
 
 ## Values
 
@@ -459,8 +462,8 @@ its mask. Bytes are a string of latin1 characters, one a byte.
 | date, time | 91, 92 | binary, varbinary, tinyblob ... longblob | 2004 |
 | datetime, timestamp | 93 | | |
 
-An unsigned value above the signed range of its type has the type that holds it: tinyint 5, smallint 4, int -5, bigint 3.
-A mediumint never does. `mysqlType` is the type's name, with `unsigned` and `zerofill`; with `content-compatible=true` it also has
+An unsigned value above the signed range of its type has the code of a wider type: tinyint 5, smallint 4, int -5, bigint 3.
+A mediumint keeps its own. `mysqlType` is the type's name, with `unsigned` and `zerofill`; with `content-compatible=true` it also has
 length and elements, as in `varchar(20)` or `enum('a','b')`.
 
 ## DDL
@@ -486,27 +489,27 @@ def maxwell_page() -> str:
 {NOTE}
 
 Zendesk's Maxwell as TiCDC's classic architecture writes it (`pkg/sink/codec/maxwell` in pingcap/tiflow). It is **read, not
-written**: `tidegate peek` shows such a topic. `tidegate consumer` refuses it, whatever the mode and with `--until` or without,
-because there are no watermarks, so that no row could ever be applied; `tidegate topic check` refuses it because a commit has a
-second only. `changefeed create` refuses `protocol=maxwell` with the reason. Row by row: `codec/protocols/maxwell`. There is no
-compiled form: 35,000 narrow rows per CPU-second, and 2,000 wide ones that have NULLs in ever other columns, where other protocols are
-read at millions.
+written**: `tidegate peek` shows such a topic. `tidegate consumer` refuses it in every mode, because there are no watermarks and no row
+could ever be applied. `tidegate topic check` refuses it because the time of a commit is known to the second only.
+`changefeed create` refuses `protocol=maxwell` with the reason. Row by row: `codec/protocols/maxwell`. There is no compiled form:
+it reads 35,000 narrow rows per CPU-second, or 2,000 wide ones whose NULLs are in other columns each time. Other protocols are read
+at millions.
 
 ## Rows
 
-The key is the version of the batch, `{put["key"]}`. The value has one JSON object a row, one behind the other without anything in
+The key is the version of the batch, `{put["key"]}`. The value has one JSON object for each row, one after the other without anything in
 between: TiCDC puts all rows of a flush into one message.
 
 {document_of(put["value"])}
-An update's `old` has the values that changed; what is not in it is as in `data`, and without it nothing changed. A delete has its row
-in `old` and no `data`. `ts` is the commit's time in seconds. Maxwell's own `xid`, `xoffset`, `position` and `gtid` are passed over.
+An update's `old` has the values that changed; the others are as in `data`. Without `old` nothing changed. A delete has its row
+in `old` and no `data`. `ts` is the commit's time in seconds. Maxwell's own `xid`, `xoffset`, `position` and `gtid` are ignored.
 
 {document_of(changed["value"])}
-A message with one row that is not whole is set aside with all its rows.
+If one row of a message is not complete, the message is set aside with all its rows.
 
 ## Types
 
-There are none in a row. A column is what its values in that one row are, both images together; so it may differ from row to row:
+A row has no types. The type of a column follows from its values in both images of that one row, so it may differ from row to row:
 
 | in JSON | read as | what it may have been |
 |---|---|---|
@@ -515,7 +518,7 @@ There are none in a row. A column is what its values in that one row are, both i
 | a string | string | text, decimal, date, time, datetime, timestamp (in the changefeed's zone), JSON, vector; Base64 of bytes |
 | `null` in all images of the row | string | any |
 
-Integers, text, decimals, moments, JSON and the numbers of enum and set come back as they were. Bytes look like text, so
+Integers, text, decimals, dates and times, JSON and the numbers of enum and set come back as they were. Bytes look like text, so
 they stay in Base64. A float is the number of its shortest digits. The message does not name the key's columns.
 
 ## DDL
@@ -524,8 +527,8 @@ To every partition; the key is that of open-protocol without its frame. `ts` is 
 
 {framed_key(ddl["key"])}
 {document_of(ddl["value"])}
-`type` stands for one kind of DDL only if it is `table-create`, `table-drop`, `database-create` or `database-drop`; the kind of
-others is missing. TiCDC panics at many DDLs, at updates of bytes, and at vectors that are NULL, so such a topic lacks those messages.
+`type` names one kind of DDL only if it is `table-create`, `table-drop`, `database-create` or `database-drop`; for others the kind
+is missing. TiCDC panics at many DDLs, at updates of bytes, and at vectors that are NULL, so such a topic lacks those messages.
 """
 
 
@@ -571,16 +574,16 @@ before `before`. `source.ts_ms` is the commit's time, the outer `ts_ms` the enco
 | time | `int64`, `io.debezium.time.MicroTime` | us |
 | json; vector | `string`, `io.debezium.data.Json`; `TiDBVectorFloat32` | TiDB's text |
 
-NULL is null, but in a column with a default it is the default: TiCDC does so. A date that is on no calendar is null, or 0 in
-a column that takes no NULL, and a timestamp of zero is `1970-01-01T00:00:00Z`. Classic TiCDC stops at a datetime like
+NULL is null, except in a column with a default, where TiCDC writes the default. A date that does not exist is null, or 0 in
+a column that is not nullable, and a timestamp of zero is `1970-01-01T00:00:00Z`. Classic TiCDC stops at a datetime like
 `2020-00-00`; the new one writes null or 0, and so do we.
 
-A table's virtual columns have fields in `schema`, behind all others, and no values.
+A table's virtual columns have fields in `schema`, after all others, and no values.
 
 With `debezium-include-start-ts=true` in the sink URI, or `[sink.debezium] include-start-ts = true`, the `source` of a row has the
-start ts of its transaction behind `commit_ts`: `"start_ts":470613016205066240`. Only TiCDC's new architecture has this option: it
-is refused unless `[tidegate] flavour = "new"`. DDL and watermarks have no transaction, and no start ts. A reader of ours passes
-it over.
+start ts of its transaction after `commit_ts`: `"start_ts":470613016205066240`. Only TiCDC's new architecture has this option: it
+is refused unless `[tidegate] flavour = "new"`. DDL and watermarks have no transaction, and no start ts. Our readers ignore
+the start ts.
 
 ## The schema
 
@@ -588,24 +591,24 @@ With `enable-tidb-extension=true` a field has `tidb_type`. Without it bytes look
 doubles, and unsigned numbers like signed ones. The schema of the key above:
 
 {document_of(orjson.dumps(schema).hex())}
-In the flavour `new` the schema tells of `commit_ts` and `cluster_id` in `source`, too, if there is the extension, and of
-`start_ts` where rows have it; the classic one leaves them out of the schema, though not out of the payload.
+In the flavour `new` the schema also has `commit_ts` and `cluster_id` of `source`, if the extension is on, and `start_ts` if rows
+have it. The classic flavour has them in the payload only.
 
-Without a schema nothing tells the types at all, and a guess would make dates of numbers: such messages are written for
-other readers, and Tidegate's consumer refuses them. See [protocols](protocols.md) for everything else that is lost.
+Without a schema the types are unknown, and a guess would turn numbers into dates. Such messages are for other readers;
+Tidegate's consumer refuses them. See [protocols](protocols.md) for everything else that is lost.
 
 ## DDL
 
 To every partition; its key is the schema's name. `tableChanges` has the table's definition after it:
 
 {document_of(ddl["value"])}
-Two things are not TiCDC's: it sends nothing for RECOVER TABLE and for changes of TTL, where we do, since the event itself
-is in the message's header ([DDL](ddl.md)); and it parses the query once more, and takes comment, length of times and
-default of the columns that stand in it from there, where ours are always the table's own.
+Two things differ from TiCDC. It sends nothing for RECOVER TABLE and for changes of TTL, and we do, because the event itself
+is in the message's header ([DDL](ddl.md)). And it parses the query again and takes the comment, the length of times and the
+default of the query's columns from there, while ours are always the table's own.
 
 ## Watermark
 
-With `enable-tidb-extension=true`, to every partition. Its key is empty, its schema that of a row without images:
+With `enable-tidb-extension=true` it is sent to every partition. Its key is empty, and its schema is that of a row without images:
 
 {document_of(orjson.dumps({"payload": json.loads(bytes.fromhex(mark["value"]))["payload"]}).hex())}"""
 

@@ -44,8 +44,8 @@ def protocols_page() -> str:
 {_table(["protocol", "other names", "rows or keys", "DDL goes to", "Resolved", "own options"], map(_row, codecs))}
 ## Flavours
 
-TiCDC's two architectures do not write quite the same bytes. Both are read. Tidegate writes those of the classic one, or
-with `[tidegate] flavour = "new"` those of the new one, in {flavoured}; simple in both of its encodings. Two defects of the new
+TiCDC's two architectures write slightly different bytes. Both are read. Tidegate writes those of the classic one, or
+with `[tidegate] flavour = "new"` those of the new one, in {flavoured}; for simple in both of its encodings. Two defects of the new
 one are not copied: with `only-output-updated-columns` a column of open-protocol that became NULL loses its name, and
 debezium's schema lists virtual columns twice.
 
@@ -61,7 +61,7 @@ Decoding an encoded message gives the same rows, values, order and timestamps, e
 
 ## JSON text
 
-TiCDC writes JSON with several libraries of Go. They differ in what they escape, and each protocol here writes the same bytes:
+TiCDC writes JSON with several Go libraries, which escape different characters. Each protocol here writes the bytes of its library:
 
 {_table(["library", "used for", "`< > &`", "U+2028, U+2029", "control characters", "bytes that are not UTF-8"], _JSON_WRITERS)}
 A float of encoding/json has the shortest digits that read back to the same number, and an exponent below 1e-6 and from 1e21 on.
@@ -70,7 +70,7 @@ Members of a Go map are sorted by the bytes of their names.
 ## What verify-encoded leaves out
 
 Under [`verify-encoded`](../integrity.md#what-is-sent-is-what-was-captured) columns of these types are not compared, because their
-values may come back otherwise:
+decoded values may differ:
 
 {_table(["protocol", "columns"], ([f"`{codec.name}`", _left_out(codec)] for codec in rows if isinstance(codec, RowCodec)))}"""
 
@@ -174,7 +174,7 @@ def simple_page() -> str:
 {NOTE}
 
 TiCDC's own protocol `simple` in JSON or Avro, byte for byte as its classic encoder writes it (`pkg/sink/codec/simple` in
-pingcap/tiflow): rows tell values and name a version of their table, and other messages tell that version's columns. One
+pingcap/tiflow): a row has values and names a version of its table, and other messages have that version's columns. One
 Kafka message a row, without a key. Row by row: `codec/protocols/simple/plain.py`.
 
 ## A row
@@ -193,17 +193,17 @@ partition in a partitioned table. `schemaVersion` is the `update_timestamp` of t
 ## A table's definition
 
 {_shown(encoder.encode_definition(table, 12))}
-All columns in the order of their ids, virtual and hidden ones too. A table without a primary key shows its first unique index
-without NULL as one, as TiCDC does. DDL messages tell definitions as well.
+All columns are there in the order of their ids, also virtual and hidden ones. If a table has no primary key, its first unique
+index without NULL is shown as one, as TiCDC does. DDL messages contain definitions as well.
 
 A changefeed sends this message ahead of each block of rows, to each partition the block has rows for, in the same transaction.
-So it has no use for TiCDC's `send-bootstrap-*` options: they are taken and have no effect, but for
+So it does not need TiCDC's `send-bootstrap-*` options: they are accepted and have no effect, except for
 `send-all-bootstrap-at-start`, which is refused. A consumer that starts or resumes behind a definition looks back for it
-in the partition, to the oldest message if need be; a row whose definition is not there is set aside with that reason.
+in the partition, if necessary to the oldest message. A row whose definition is not there is set aside with that reason.
 
 ## DDL
 
-To every partition, with the definitions after and before it where there are any. The whole DDL is in the Kafka header
+To every partition, with the definitions after and before it if there are any. The whole DDL is in the Kafka header
 `tidegate-ddl` ([DDL](ddl.md)):
 
 {_shown(encoder.encode_ddl(ddl, 12))}
@@ -214,15 +214,15 @@ To every partition:
 {_shown(encoder.encode_resolved(11, 12))}
 ## In Avro
 
-`encoding-format=avro` writes the same messages in Avro binary, by the schema that TiCDC compiles in (`message.json`): no
-header, no registry. A value is a union of twelve types of which it is always the last, so its first byte is `16`; then come the
-message's type and the branch of its payload, both 0 watermark, 1 BOOTSTRAP, 2 DDL, 3 row (`16 06 06`: a row). Readers tell both
-encodings by that byte, whatever their options say.
+`encoding-format=avro` writes the same messages in Avro binary, with the schema that is compiled into TiCDC (`message.json`). There
+is no header and no registry. A value is a union of twelve types and always the last of them, so its first byte is `16`. The message's
+type and the branch of its payload follow, both 0 watermark, 1 BOOTSTRAP, 2 DDL, 3 row (`16 06 06`: a row). Readers recognize
+the encoding by the first byte, whatever their options say.
 
 `data` and `old` are maps of names to a union: 0 NULL, 1 long (integers, year, bit, enum, set), 2 float, 3 double, 4 string (text
 and all that is text above), 5 bytes, 6 a timestamp's zone and text, 7 unsigned bigint (wraps above 2^63 - 1). TiCDC writes the
-entries in any order, since they are Go's maps; ours are in the order of the names' bytes. So bytes are the same as TiCDC's but
-for that order; definitions, DDL and watermarks are the same bytes. Row by row: `codec/protocols/simple/avro_write.py`,
+entries in any order, because they are Go's maps; ours are in the order of the names' bytes. Except for that order the bytes are
+TiCDC's. Definitions, DDL and watermarks are the same bytes. Row by row: `codec/protocols/simple/avro_write.py`,
 `codec/protocols/simple/avro.py`; compiled: `codec/kernels/avro_kernels.py`, `codec/kernels/simple_decode_kernels.py`.
 
 ## What is read, and what is not written
@@ -232,7 +232,7 @@ for that order; definitions, DDL and watermarks are the same bytes. Row by row: 
 | JSON | yes | yes |
 | Avro (`encoding-format=avro`), recognized by its first byte; a BIT is a long, in the flavour `new` its digits as a string | yes | yes; the members of `data` and `old`, which TiCDC writes in any order, in the order of the names' bytes |
 | `checksum` of `integrity-check-level` | a row marked `corrupted`, or whose values give other sums, is set aside with its table, key and commit ts; 0 is no sum. TiCDC's new architecture sums in the table's order of columns instead of that of their ids: its rows of tables with moved columns are set aside | yes, of a row that carries one. The halves of a split update have a sum each, where classic writes 0 twice |
-| `handleKeyOnly` | yes, from TiKV with `--pd`, else named as a row that is not on the topic | [yes](large-messages.md), in JSON |
+| `handleKeyOnly` | yes, from TiKV with `--pd`; otherwise reported as a row that is not on the topic | [yes](large-messages.md), in JSON |
 | `claimCheckLocation` | yes, when the source URI names the storage | [yes](large-messages.md), in JSON |
 | compressed values | yes, when the source URI names the kind | yes |
 | a timestamp in another zone than the reader's `--time-zone` | set aside, with that reason | |
@@ -269,15 +269,15 @@ def mq_page() -> str:
 {NOTE}
 
 The protocol of TiCDC's first design of messages (`docs/design/2020-02-24-ticdc-mq-protocol-cn.md` in
-pingcap/tiflow), with `protocol=ticdc-mq`. TiCDC itself never shipped it: it has open-protocol instead. Plain JSON,
-one message a row, exactly the members that the document shows; row by row: `codec/protocols/ticdc_mq/plain.py`.
+pingcap/tiflow), with `protocol=ticdc-mq`. TiCDC itself never shipped it: it has open-protocol instead. A row is one
+message in plain JSON, with exactly the members that the document shows. Row by row: `codec/protocols/ticdc_mq/plain.py`.
 
 ## A row
 
 An insert, and an update, has all new values under `update`:
 
 {_shown(put)}
-A delete has the columns of the handle key; all columns where the table has no key:
+A delete has the columns of the handle key, or all columns if the table has no key:
 
 {_shown(gone)}
 `ts` is the commit ts, `unique` is true for the columns of the handle key. An update has no old values, so an update
@@ -298,15 +298,15 @@ To every partition. The whole DDL, with the table's definition before and after 
 {_shown(encoder.encode_ddl(ddl))}
 ## Resolved
 
-To every partition, without a value: no row with a commit ts at or below it comes for the first time behind it.
+To every partition, without a value: no row with a commit ts at or below it appears for the first time after it.
 
 {_shown(encoder.encode_resolved(1))}
 ## Admin
 
-From here on the changefeed spreads rows over another number of partitions ([re-partition](../repartition.md)). It
-follows a Resolved on every partition, and has two Kafka headers that say the whole, as every later Resolved has. The
-consumer obeys an Admin with these headers, and stops at one without them: there rows above the last Resolved come
-again, each to its new partition.
+From here on the changefeed spreads rows over another number of partitions ([re-partition](../repartition.md)). The message
+follows a Resolved on every partition. Like every later Resolved, it has two Kafka headers that describe the whole change. The
+consumer follows an Admin with these headers and stops at one without them: after such a message, rows above the last Resolved
+are sent again, each to its new partition.
 
 {_shown(admin(5))}
 ## Types
