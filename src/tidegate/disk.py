@@ -26,7 +26,7 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class DiskFull(Retryable):
-    """There was no room for a file; it is not there. Room comes back: the same call then succeeds."""
+    """A file was not written, because the disk is full. The call succeeds once there is space again."""
 
 
 @contextmanager

@@ -228,7 +228,7 @@ class Decoder(Protocol):
 
 
 class RowTooLargeError(InvalidInput):
-    """One row does not fit a message: it may be sent in another form."""
+    """One row does not fit into a message. It may be sent in another form."""
 
 
 def too_large(

@@ -265,7 +265,7 @@ def _first(call: Any) -> Any:
 
 
 class LeaseGone(Fenced):
-    """There is no such lease any more."""
+    """The lease does not exist any more."""
 
 
 def parse_endpoints(text: str) -> tuple[tuple[str, ...], bool | None]:

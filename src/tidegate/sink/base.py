@@ -111,7 +111,7 @@ class SinkFeed:
 
 
 class Undecided(Retryable):
-    """Whether a commit took effect is not known, and it must not be made again: another would double it.
+    """It is not known whether a commit took effect. It must not be repeated: that could double its rows.
 
     The next incarnation finds out: it fences, and reads what is durable.
     """

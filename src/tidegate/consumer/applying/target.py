@@ -58,7 +58,7 @@ class TableFailed(Fatal):
 
 
 class TargetFailed(Fatal):
-    """The whole target refuses, though one table's changes met it: no table is set aside because of it."""
+    """The target refuses all writes, even if those of one table showed it: no table is set aside for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class SessionLost(Fenced):
 
 
 class Resigned(Fenced):
-    """It was asked to let another capture own the feeds."""
+    """The capture was asked to let another one own the feeds."""
 
 
 def unreached(feed: FeedId) -> Resigned:

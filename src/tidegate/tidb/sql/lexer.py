@@ -26,7 +26,7 @@ REAL_AS_FLOAT: Final = 1 << 0
 
 
 class ParseError(InvalidInput):
-    """The text is no statement of the grammar that is known here."""
+    """The text is not a statement of the grammar that is known here."""
 
 
 class TokenKind(Enum):
