@@ -49,19 +49,19 @@ def _fold(column: pa.Array, at: int, states: U64s) -> None:
     if pa.types.is_floating(of_type):
         column = _without_negative_zero(column)
     valid, *buffers = column.buffers()[:3]
-    bits = address(valid) if column.null_count else 0
+    validity = kernels.Validity(address(valid) if column.null_count else 0, column.offset)
     if pa.types.is_list(of_type):
         elements = _without_negative_zero(column.values)
         data = address(elements.buffers()[1]) + 4 * elements.offset
         ends = address(buffers[0]) + 4 * column.offset
-        kernels.fold_bytes(n, ends, data, 4, bits, column.offset, at, address(states))
+        kernels.fold_bytes(n, ends, data, 4, validity, at, address(states))
     elif pa.types.is_string(of_type) or pa.types.is_binary(of_type):
         ends = address(buffers[0]) + 4 * column.offset
-        kernels.fold_bytes(n, ends, address(buffers[1]), 1, bits, column.offset, at, address(states))
+        kernels.fold_bytes(n, ends, address(buffers[1]), 1, validity, at, address(states))
     else:
         width = of_type.bit_width // 8
         data = address(buffers[0]) + width * column.offset
-        kernels.fold_fixed(n, data, width, bits, column.offset, at, address(states))
+        kernels.fold_fixed(n, data, width, validity, at, address(states))
 
 
 def _without_negative_zero(column: pa.Array) -> pa.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,18 +23,28 @@ def step(state: Any, word: Any) -> Any:
     return state ^ (state >> U64(29))
 
 
+class Validity(NamedTuple):
+    """Which values of an Arrow column are not NULL."""
+
+    bits: int
+    """The bitmap; 0: none is NULL."""
+    first: int
+    """The bit of the first value."""
+
+
 @inline
-def is_valid(bits: int, at: int) -> bool:
-    """Whether an Arrow value is not NULL; if the bitmap's address is 0, none is NULL."""
-    return bits == 0 or (load_u8(bits + (at >> 3)) >> (at & 7)) & 1 != 0
+def is_valid(validity: Validity, row: int) -> bool:
+    """Whether the value of a row is not NULL."""
+    at = validity.first + row
+    return validity.bits == 0 or (load_u8(validity.bits + (at >> 3)) >> (at & 7)) & 1 != 0
 
 
 @kernel
-def fold_fixed(row_count: int, data: int, width: int, bits: int, first: int, column: int, states: int) -> int:
+def fold_fixed(row_count: int, data: int, width: int, validity: Validity, column: int, states: int) -> int:
     """Fold a column of `width` bytes per value (1, 2, 4, 8, 16) into uint64[row_count] states; returns the
     rows.
 
-    data: address of the first value. bits, first: the validity bitmap, and the bit of the first value in it.
+    data: address of the first value.
 
     Reads the values and their bits, and `states`. Writes `states`. Bound: `row_count` states, and `width`
     bytes of each value that is not NULL. Twin: `tidegate.verify.fingerprint.plain`. Trick: the presence of a
@@ -42,7 +52,7 @@ def fold_fixed(row_count: int, data: int, width: int, bits: int, first: int, col
     """
     for i in range(row_count):
         state = U64(load_u64(states + 8 * i))
-        if is_valid(bits, first + i):
+        if is_valid(validity, i):
             state = step(state, U64(2 * column + 1))
             at = data + width * i
             if width == 8:
@@ -63,7 +73,7 @@ def fold_fixed(row_count: int, data: int, width: int, bits: int, first: int, col
 
 @kernel
 def fold_bytes(
-    row_count: int, ends: int, data: int, scale: int, bits: int, first: int, column: int, states: int
+    row_count: int, ends: int, data: int, scale: int, validity: Validity, column: int, states: int
 ) -> int:
     """Fold a column of byte strings into uint64[row_count] states; returns the rows.
 
@@ -75,7 +85,7 @@ def fold_bytes(
     """
     for i in range(row_count):
         state = U64(load_u64(states + 8 * i))
-        if is_valid(bits, first + i):
+        if is_valid(validity, i):
             at = data + scale * load_i32(ends + 4 * i)
             end = data + scale * load_i32(ends + 4 * i + 4)
             # The length as well: the last word is filled with zeros, so texts that end with zero bytes
@@ -99,5 +109,5 @@ def fold_bytes(
 
 def warm() -> None:
     """Compile what is not in numba's cache yet, by calling each kernel with no rows."""
-    fold_fixed(0, 0, 8, 0, 0, 0, 0)
-    fold_bytes(0, 0, 0, 1, 0, 0, 0, 0)
+    fold_fixed(0, 0, 8, Validity(0, 0), 0, 0)
+    fold_bytes(0, 0, 0, 1, Validity(0, 0), 0, 0)
