@@ -15,7 +15,7 @@ none when the input is already ascending), then each transaction's few rows are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,14 @@ ROW_MASK: Final = 0xFFFFFFFF
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+
+
+class TimedRows(NamedTuple):
+    """Rows that are being sorted: their references, and the commit_ts of each."""
+
+    ts: U64
+    refs: I64
+
 
 _DELETES: Final = 0
 _UPDATES: Final = 1
@@ -104,8 +112,9 @@ def _compare_in_ts(table: I64, left: int, right: int) -> int:
 
 
 @inline
-def _collect(table: I64, after: np.uint64, upto: np.uint64, ts: U64, refs: I64, taken: I64) -> int:
-    """Write the timestamps and references of the rows in a range to `ts` and `refs`; returns their number."""
+def _collect(table: I64, after: np.uint64, upto: np.uint64, rows: TimedRows, taken: I64) -> int:
+    """Write the timestamps and references of the rows in a range to `rows`; returns their number."""
+    ts, refs = rows.ts, rows.refs
     count = 0
     for block in range(table.shape[0]):
         first = count
@@ -121,8 +130,9 @@ def _collect(table: I64, after: np.uint64, upto: np.uint64, ts: U64, refs: I64, 
 
 
 @inline
-def _radix(ts: U64, refs: I64, spare_ts: U64, spare_refs: I64, count: int) -> None:
-    """Sort (ts, refs) by ts, stable; the result is in `ts` and `refs`."""
+def _radix(rows: TimedRows, spare: TimedRows, count: int) -> None:
+    """Sort rows[:count] by their ts, stable."""
+    ts, refs, spare_ts, spare_refs = rows.ts, rows.refs, spare.ts, spare.refs
     # Traffic of a second has only some 28 bits that differ. Sorting the distance from the least ts skips
     # the others.
     low, high, ascending = ts[0], ts[0], True
@@ -208,36 +218,28 @@ def _sort_group(table: I64, refs: I64, spare: I64, first: int, end: int) -> None
 
 
 @kernel
-def sort(
-    table: I64,
-    after: np.uint64,
-    upto: np.uint64,
-    ts: U64,
-    refs: I64,
-    spare_ts: U64,
-    spare_refs: I64,
-    taken: I64,
-) -> int:
-    """Write sorted references of the rows with after < commit_ts <= upto, each change once; returns how many.
+def sort(table: I64, after: np.uint64, upto: np.uint64, rows: TimedRows, spare: TimedRows, taken: I64) -> int:
+    """Write the rows with after < commit_ts <= upto to `rows`, sorted, each change once; returns how many.
 
-    `ts`, `refs` and the spares hold as many elements as the blocks have rows; `taken[b]` becomes the number
-    of rows of block b in the range, duplicates included.
+    `rows` and `spare` hold as many elements as the blocks have rows; `taken[b]` becomes the number of rows of
+    block b in the range, duplicates included.
 
-    Reads the columns of the blocks. Writes `ts`, `refs`, the spares and `taken`. Bound: the rows of all
-    blocks. Twin: `tidegate.eventstore.order.sort_entries`. Trick: a radix sort over the bits of commit_ts
-    that differ, then each transaction in full.
+    Reads the columns of the blocks. Writes `rows`, `spare` and `taken`. Bound: the rows of all blocks. Twin:
+    `tidegate.eventstore.order.sort_entries`. Trick: a radix sort over the bits of commit_ts that differ, then
+    each transaction in full.
     """
-    count = _collect(table, after, upto, ts, refs, taken)
+    count = _collect(table, after, upto, rows, taken)
     if count == 0:
         return 0
-    _radix(ts, refs, spare_ts, spare_refs, count)
+    _radix(rows, spare, count)
+    ts, refs = rows.ts, rows.refs
     out, first = 0, 0
     while first < count:
         end = first + 1
         while end < count and ts[end] == ts[first]:
             end += 1
         if end - first > 1:
-            _sort_group(table, refs, spare_refs, first, end)
+            _sort_group(table, refs, spare.refs, first, end)
         for i in range(first, end):
             # The first row of a group is always written, so refs[out - 1] is of the same group. `out` is at
             # most `i`, so nothing that is still needed is overwritten.
@@ -328,14 +330,16 @@ def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes
 
 
 @inline
-def _gather_bytes(
-    table: I64, ref: int, at: int, data: int, out_at: int, out: int, used: int, row: int
-) -> int:
-    """Append one value to the `used` bytes of a column and store its end offset, which is returned."""
+def _gather_bytes(table: I64, ref: int, line: I64, at: int, data: int, used: int, row: int) -> int:
+    """Append one value to the `used` bytes of a column and store its end offset, which is returned.
+
+    `at`, `data`: the words of the column's offsets and bytes in a block line, of the row's block and in the
+    new one, `line`.
+    """
     begin, end = load_bounds(table[ref >> BLOCK_SHIFT, at], ref & ROW_MASK)
     length = end - begin
-    copy_exact(out + used, table[ref >> BLOCK_SHIFT, data] + begin, length)
-    store_u32(out_at + 4 * (row + 1), np.uint32(used + length))
+    copy_exact(line[data] + used, table[ref >> BLOCK_SHIFT, data] + begin, length)
+    store_u32(line[at] + 4 * (row + 1), np.uint32(used + length))
     return used + length
 
 
@@ -358,9 +362,9 @@ def gather(table: I64, refs: I64, first: int, end: int, line: I64) -> None:
         store_u64(line[COMMIT] + 8 * n, load_u64(table[block, COMMIT] + 8 * row))
         store_u64(line[START] + 8 * n, load_u64(table[block, START] + 8 * row))
         store_u8(line[OP] + n, load_u8(table[block, OP] + row))
-        keys = _gather_bytes(table, ref, KEY_AT, KEY, line[KEY_AT], line[KEY], keys, n)
-        values = _gather_bytes(table, ref, VALUE_AT, VALUE, line[VALUE_AT], line[VALUE], values, n)
-        olds = _gather_bytes(table, ref, OLD_AT, OLD, line[OLD_AT], line[OLD], olds, n)
+        keys = _gather_bytes(table, ref, line, KEY_AT, KEY, keys, n)
+        values = _gather_bytes(table, ref, line, VALUE_AT, VALUE, values, n)
+        olds = _gather_bytes(table, ref, line, OLD_AT, OLD, olds, n)
 
 
 # --- blocks ---------------------------------------------------------------------------------------------
@@ -402,12 +406,15 @@ def order_rows(table: I64, after: int, upto: int, taken: I64) -> tuple[I64, int,
     Both ts are 0 if no row is in the range.
     """
     rows = int(table[:, ROWS].sum())
-    ts, spare_ts = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.uint64)
-    refs, spare = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
-    count = sort(table, np.uint64(after), np.uint64(upto), ts, refs, spare_ts, spare, taken)
+    found, spare = _timed_rows(rows), _timed_rows(rows)
+    count = sort(table, np.uint64(after), np.uint64(upto), found, spare, taken)
     if count == 0:
-        return refs[:0], 0, 0
-    return refs[:count], int(ts[0]), int(ts[count - 1])
+        return found.refs[:0], 0, 0
+    return found.refs[:count], int(found.ts[0]), int(found.ts[count - 1])
+
+
+def _timed_rows(count: int) -> TimedRows:
+    return TimedRows(np.empty(count, dtype=np.uint64), np.empty(count, dtype=np.int64))
 
 
 Allocate = Callable[[list[int]], list[pa.Buffer]]
