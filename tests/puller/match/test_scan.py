@@ -75,7 +75,8 @@ def scan(data: bytes) -> tuple[int, np.ndarray, np.ndarray]:
     row_table = np.zeros((400, k.ROW_WORDS), dtype=np.uint64)
     counts = np.zeros(3, dtype=np.int64)
     places = np.array([[GUARDED.put(data), len(data)]], dtype=np.int64)
-    state = scan_kernel(places, address(event_table), 200, address(row_table), 400, address(counts))
+    tables = scan_kernels.ScanTables(address(event_table), 200, address(row_table), 400)
+    state = scan_kernel(places, tables, address(counts))
     return state, event_table[: counts[0]], row_table[: counts[1]]
 
 
@@ -240,7 +241,7 @@ class Interpreted:
     def run(self) -> int:
         with np.errstate(over="ignore"):
             places = np.array([[self.BASE, len(self._data)]], dtype=np.int64)
-            return int(self._scan(places, 0, 200, 0, 400, 0))
+            return int(self._scan(places, scan_kernels.ScanTables(0, 200, 0, 400), 0))
 
     def _plain(self, compiled: Any) -> Any:
         function = compiled.py_func

@@ -25,6 +25,14 @@ BUCKET = 64
 _WORD = 8
 """The sizes in bytes of a bucket and of one of its words."""
 
+_WORDS = BUCKET // _WORD
+"""Words of a bucket: that of the tags, then the entries, a lane each."""
+_PLACE_BUCKET = _WORDS.bit_length() - 1
+"""The lowest bit of a place that belongs to the number of its bucket."""
+_TAG_AT, _TAG = np.uint64(48), np.uint64(0xFF)
+"""The lowest bit of a hash that belongs to its tag, and the bits of a tag."""
+_LANE_AT, _LANES = np.uint64(3), np.uint64(0x38)
+"""The number of a bit in the word of tags: from `_LANE_AT` on the lane, which are the bits `_LANES`."""
 _EACH = np.uint64(0x0101010101010101)
 _LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
 _TAGS = np.uint64(0x0080808080808080)
@@ -36,7 +44,7 @@ _FULL = np.uint64(255)
 def tag_of(hashed: Any) -> Any:
     """The tag of a hash; never 0."""
     # The bucket comes from the low bits, so entries of one bucket still differ in their tags.
-    tag = (hashed >> np.uint64(48)) & np.uint64(0xFF)
+    tag = (hashed >> _TAG_AT) & _TAG
     return tag + np.uint64(tag == np.uint64(0))
 
 
@@ -56,6 +64,24 @@ def has_overflow(tags: Any) -> Any:
 
 
 @inline
+def first_lane(matches: Any) -> Any:
+    """The lane of the first entry that is marked in a word of `tag_matches`."""
+    return i64(cttz64(matches) >> _LANE_AT)
+
+
+@inline
+def place_of(number: int, lane: int) -> int:
+    """The place of the entry in a lane of a bucket."""
+    return _WORDS * number + 1 + lane
+
+
+@inline
+def has_entry(tags: Any, lane: int) -> Any:
+    """Whether a lane of a bucket has an entry."""
+    return (tags >> (np.uint64(lane) << _LANE_AT)) & _TAG != np.uint64(0)
+
+
+@inline
 def bucket_of(table: int, hashed: Any) -> Any:
     """The address of the bucket to which a hash belongs."""
     return table + BUCKET * (i64(hashed) & table_mask(table))
@@ -69,7 +95,7 @@ def first_match(table: int, hashed: Any) -> Any:
     if matches == np.uint64(0):
         return np.uint64(0)
     # A byte's highest bit is at 8 * lane + 7; the mask leaves 8 * lane, the offset of the lane's word.
-    return load_u64(bucket + _WORD + i64(cttz64(matches) & np.uint64(0x38)))
+    return load_u64(bucket + _WORD + i64(cttz64(matches) & _LANES))
 
 
 @inline
@@ -86,9 +112,9 @@ def add_entry(table: int, hashed: Any, entry: Any) -> int:
         # never the lowest marked byte, and only that one is used. The highest byte, the count, is masked.
         free = (tags - _EACH) & ~tags & _TAGS
         if free != np.uint64(0):
-            bit = cttz64(free) & np.uint64(0x38)
+            bit = cttz64(free) & _LANES
             store_u64(bucket, tags | (tag_of(hashed) << bit))
-            place: int = 8 * number + 1 + i64(bit >> np.uint64(3))
+            place: int = place_of(number, i64(bit >> _LANE_AT))
             put_word(table, place, entry)
             return place
         # A count of 255 stays: it no longer says how many there are, so it may never be reduced, and
@@ -102,10 +128,10 @@ def add_entry(table: int, hashed: Any, entry: Any) -> int:
 def remove_entry(table: int, place: int, hashed: Any) -> None:
     """Remove the entry with this hash from its place."""
     mask = table_mask(table)
-    number = place >> 3
-    bit = np.uint64(8 * ((place & 7) - 1))
+    number = place >> _PLACE_BUCKET
+    bit = np.uint64((place & (_WORDS - 1)) - 1) << _LANE_AT
     bucket = table + BUCKET * number
-    store_u64(bucket, load_u64(bucket) & ~(np.uint64(0xFF) << bit))
+    store_u64(bucket, load_u64(bucket) & ~(_TAG << bit))
     passed = i64(hashed) & mask
     # `add_entry` counted the entry in each bucket that it passed. The table has not changed its size since,
     # so this is the same way.

@@ -22,7 +22,14 @@ from tidegate.puller.match.bucket_kernels import (
 )
 from tidegate.puller.match.gather_kernels import emit
 from tidegate.puller.match.matcher import Violation
-from tidegate.puller.match.open_kernels import end_record, find_open, record_word, row_hash, with_registration
+from tidegate.puller.match.open_kernels import (
+    OpenKey,
+    end_record,
+    find_open,
+    record_word,
+    row_hash,
+    with_registration,
+)
 from tidegate.puller.match.registration_kernels import (
     inside,
     note,
@@ -147,7 +154,8 @@ def _find(tables: Tables, hashed: Any, registration: int, row: int) -> int:
     """The place of the open prewrite that a row belongs to, or 0."""
     rows = tables.rows
     start, key, size = row_word(rows, row, START), row_word(rows, row, KEY), row_word(rows, row, KEY_SIZE)
-    return find_open(tables.table, hashed, registration, start, i64(key), i64(size), rows, tables.arena)
+    wanted = OpenKey(registration, start, i64(key), i64(size))
+    return find_open(tables.table, hashed, wanted, rows, tables.arena)
 
 
 @inline
@@ -200,7 +208,7 @@ def _wait(tables: Tables, registration: int, row: int) -> None:
 
 
 @inline
-def _replay(tables: Tables, registration: int, wanted: Any) -> None:
+def _replay(tables: Tables, registration: int, wanted_kind: Any) -> None:
     """Apply the registration's waiting rows of one kind, in the order in which they came."""
     link = registration_word(tables.registrations, registration, REG_HEAD)
     # A violation stops the registration. Changes after it must not come out, because the next registration
@@ -211,18 +219,19 @@ def _replay(tables: Tables, registration: int, wanted: Any) -> None:
         at = tables.waiting + i64(link) - 1
         link = get_word(at, W_NEXT)
         kind, op = get_word(at, W_KIND) >> KIND_SHIFT, get_word(at, W_KIND) & OPERATION_MASK
-        if kind != wanted:
+        if kind != wanted_kind:
             continue
         start, commit, size = get_word(at, W_START), get_word(at, W_COMMIT), i64(get_word(at, W_KEY_SIZE))
         key = at + WAIT_RECORD
         h = with_registration(row_hash(start, key, size), registration)
-        found = find_open(tables.table, h, registration, start, key, size, tables.rows, tables.arena)
+        wanted = OpenKey(registration, start, key, size)
+        found = find_open(tables.table, h, wanted, tables.rows, tables.arena)
         # A commit that still has no prewrite is no violation: the scan has delivered its change as
         # COMMITTED (tiflow `cdc/kv/matcher.go`).
         if found == 0:
             continue
         # The commit's operation decides whether there is a value. A record in the arena holds no operation.
-        if wanted == COMMIT_ROW and _passes(tables, registration, commit):
+        if wanted_kind == COMMIT_ROW and _passes(tables, registration, commit):
             emit(tables, registration, commit, start, op, get_word(tables.table, found))
         _forget(tables, found, h)
 
@@ -415,15 +424,12 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
         tables.arena,
     )
     notes, counts = tables.notes, tables.counts
-    moved, log, log_size = tables.moved, tables.log, tables.log_size
     # Read once: a wrong guess costs time and changes no result.
     large = get_int(counts, C_OPEN_ROWS) > CACHED_ROWS
     for e in range(get_int(counts, C_EVENT), event_count):
         kind = i64(event_word(events, e, E_KIND))
         if kind == RESOLVED_MANY:
-            if not resolve_many(
-                events, e, tables.registration_index, registrations, moved, log, log_size, counts
-            ):
+            if not resolve_many(tables, e):
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
             continue
@@ -433,9 +439,7 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
         if registration < 0:
             continue
         if kind == RESOLVED:
-            if not resolve(
-                registrations, registration, event_word(events, e, E_TS), moved, log, log_size, counts
-            ):
+            if not resolve(tables, registration, event_word(events, e, E_TS)):
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
         elif kind == ERROR:

@@ -18,7 +18,6 @@ from tidegate.kernel import (
     address,
     copy_exact,
     ctlz64,
-    cttz64,
     inline,
     kernel,
     load_u8,
@@ -30,8 +29,11 @@ from tidegate.puller.match.bucket_kernels import (
     BUCKET,
     ENTRIES,
     add_entry,
+    first_lane,
+    has_entry,
     has_overflow,
     hash_table,
+    place_of,
     table_address,
     tag_matches,
     tag_of,
@@ -132,30 +134,40 @@ def record_word(arena: int, offset: Any, word: int) -> Any:
     return get_word(arena + i64(offset), word)
 
 
+class OpenKey(NamedTuple):
+    """The key of an open prewrite in the table."""
+
+    registration: int
+    start: Any
+    """Its start_ts."""
+    key: int
+    """The address of the row's key."""
+    size: int
+    """The key's bytes."""
+
+
 @inline
-def _is(entry: Any, registration: int, start: Any, key: int, size: int, rows: int, arena: int) -> bool:
-    """Whether an entry, in a message or in the arena, is the prewrite of (registration, start, key)."""
+def _is(entry: Any, wanted: OpenKey, rows: int, arena: int) -> bool:
+    """Whether an entry, in a message or in the arena, is the prewrite with the wanted key."""
     if entry & IN_MESSAGE:
         row = i64(entry & ~IN_MESSAGE)
         return (
-            row_word(rows, row, START) == start
-            and row_word(rows, row, KEY_SIZE) == np.uint64(size)
-            and row_word(rows, row, ROW_REGISTRATION) == np.uint64(registration)
-            and same_bytes(i64(row_word(rows, row, KEY)), key, size)
+            row_word(rows, row, START) == wanted.start
+            and row_word(rows, row, KEY_SIZE) == np.uint64(wanted.size)
+            and row_word(rows, row, ROW_REGISTRATION) == np.uint64(wanted.registration)
+            and same_bytes(i64(row_word(rows, row, KEY)), wanted.key, wanted.size)
         )
     return (
-        record_word(arena, entry, R_START) == start
-        and record_word(arena, entry, R_KEY_SIZE) == np.uint64(size)
-        and record_word(arena, entry, R_REGISTRATION) == np.uint64(registration)
-        and same_bytes(arena + i64(entry) + RECORD, key, size)
+        record_word(arena, entry, R_START) == wanted.start
+        and record_word(arena, entry, R_KEY_SIZE) == np.uint64(wanted.size)
+        and record_word(arena, entry, R_REGISTRATION) == np.uint64(wanted.registration)
+        and same_bytes(arena + i64(entry) + RECORD, wanted.key, wanted.size)
     )
 
 
 @inline
-def find_open(
-    table: int, hashed: Any, registration: int, start: Any, key: int, size: int, rows: int, arena: int
-) -> int:
-    """The place of the open prewrite of (registration, start, key), or 0."""
+def find_open(table: int, hashed: Any, wanted: OpenKey, rows: int, arena: int) -> int:
+    """The place of the open prewrite with the wanted key, or 0."""
     mask, tag = table_mask(table), tag_of(hashed)
     number = i64(hashed) & mask
     # Bounded by the number of buckets: if all have overflowed, nothing else ends a search for an entry that
@@ -165,8 +177,8 @@ def find_open(
         matches = tag_matches(tags, tag)
         while matches != np.uint64(0):
             # Word 0 of a bucket holds its tags, so no entry has place 0, and 0 can mean none.
-            place: int = 8 * number + 1 + i64(cttz64(matches) >> np.uint64(3))
-            if _is(get_word(table, place), registration, start, key, size, rows, arena):
+            place: int = place_of(number, first_lane(matches))
+            if _is(get_word(table, place), wanted, rows, arena):
                 return place
             matches &= matches - np.uint64(1)
         if not has_overflow(tags):
@@ -215,10 +227,10 @@ def rehash(old: int, new: int, rows: int, arena: int) -> None:
     for number in range(table_mask(old) + 1):
         tags = load_u64(old + BUCKET * number)
         for lane in range(ENTRIES):
-            if (tags >> np.uint64(8 * lane)) & np.uint64(0xFF):
+            if has_entry(tags, lane):
                 # `add_entry` counts the overflows of the new buckets; those of the old ones mean nothing
                 # here.
-                entry = get_word(old, 8 * number + 1 + lane)
+                entry = get_word(old, place_of(number, lane))
                 if entry & IN_MESSAGE:
                     row = i64(entry & ~IN_MESSAGE)
                     place = add_entry(new, row_word(rows, row, HASH), entry)

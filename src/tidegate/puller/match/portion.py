@@ -48,14 +48,10 @@ class Portion:
         )
         counts = np.zeros(len(k.SCANNED.fields), dtype=np.int64)
         while True:
-            state = scan_kernels.scan(
-                places,
-                self._at(self.events),
-                len(self.events),
-                self._at(self.rows),
-                len(self.rows),
-                address(counts),
+            tables = scan_kernels.ScanTables(
+                *(self._at(self.events), len(self.events)), *(self._at(self.rows), len(self.rows))
             )
+            state = scan_kernels.scan(places, tables, address(counts))
             if state == k.GOOD:
                 return int(counts[k.SCANNED_EVENTS]), int(counts[k.SCANNED_ROWS])
             if state == k.BAD:

@@ -60,6 +60,7 @@ from tidegate.puller.match.table_kernels import (
     ROW_REGISTRATION,
     ROWS,
     STOPPED,
+    Tables,
     event_word,
     get_int,
     i64,
@@ -178,14 +179,13 @@ def inside(registrations: int, registration: int, key: int, size: int) -> bool:
 
 
 @inline
-def resolve(
-    registrations: int, registration: int, ts: Any, moved: int, log: int, log_size: int, counts: int
-) -> bool:
+def resolve(tables: Tables, registration: int, ts: Any) -> bool:
     """Raise a registration's resolved ts. Returns False if the log is full; then nothing was changed.
 
     For a spilled registration the ts goes to its log. If it would pass a logged commit, the ts is not
     reported yet, and the registration becomes due: its log must be matched first.
     """
+    registrations, counts = tables.registrations, tables.counts
     if (
         registration < 0
         # Before INITIALIZED a resolved ts says nothing: the scan still delivers changes below it.
@@ -199,7 +199,7 @@ def resolve(
             return True
         # The ts goes to the log even if it is reported at once: at playback a commit below it must still be
         # found to be a violation.
-        if not log_tick(registration, ts, log, log_size, counts):
+        if not log_tick(registration, ts, tables.log, tables.log_size, counts):
             return False
         least = registration_word(registrations, registration, REG_LEAST)
         if least != np.uint64(0) and ts >= least:
@@ -208,18 +208,17 @@ def resolve(
     put_registration_word(registrations, registration, REG_RESOLVED, ts)
     # The count may exceed the list's length. `read_moved` then reports all live registrations instead
     # of the list.
-    put_int(moved, get_int(counts, C_MOVED) % MOVED_ROOM, registration)
+    put_int(tables.moved, get_int(counts, C_MOVED) % MOVED_ROOM, registration)
     put_int(counts, C_MOVED, get_int(counts, C_MOVED) + 1)
     return True
 
 
 @inline
-def resolve_many(
-    events: int, event: int, index: int, registrations: int, moved: int, log: int, log_size: int, counts: int
-) -> bool:
+def resolve_many(tables: Tables, event: int) -> bool:
     """Call `resolve` for each region of an event. If this returns False it can be repeated: regions that were
     already raised ignore the same ts.
     """
+    events, index = tables.events, tables.registration_index
     at = i64(event_word(events, event, E_FIRST))
     end = at + i64(event_word(events, event, E_SIZE))
     ts, request = event_word(events, event, E_TS), event_word(events, event, E_REQUEST)
@@ -236,8 +235,8 @@ def resolve_many(
             stop = at
         while at < stop:
             region, at = read_varint(at, end)
-            registration = find_registration(index, registrations, region, request)
-            if not resolve(registrations, registration, ts, moved, log, log_size, counts):
+            registration = find_registration(index, tables.registrations, region, request)
+            if not resolve(tables, registration, ts):
                 return False
     return True
 

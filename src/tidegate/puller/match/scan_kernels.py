@@ -6,7 +6,7 @@ message. A message that is not well-formed, or that has groups, which cdcpb neve
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -101,6 +101,16 @@ _REGION, _REQUEST = _field(Event, "region_id"), _field(Event, "request_id")
 _ENTRIES, _ERROR, _RESOLVED = _field(Event, "entries"), _field(Event, "error"), _field(Event, "resolved_ts")
 _ADMIN, _LONG = _field(Event, "admin"), _field(Event, "long_txn")
 _TS, _RESOLVED_REQUEST, _REGIONS = (_field(ResolvedTs, name) for name in ("ts", "request_id", "regions"))
+
+
+class ScanTables(NamedTuple):
+    """The tables that `scan` fills: their addresses, and for how many records they have room."""
+
+    events: int
+    event_room: int
+    rows: int
+    row_room: int
+
 
 _MORE: Final = 0x80
 """The bit of a varint's byte that is set if another byte follows. The last byte is below it."""
@@ -291,11 +301,12 @@ def _scan_row(at: int, end: int, rows: int, row: int) -> bool:
 
 
 @inline
-def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, row: int) -> int:
+def _scan_entries(at: int, end: int, last: int, tables: ScanTables, row: int) -> int:
     """Scan Event.Entries into rows from `row` on. Returns the next row, _MALFORMED or _NO_ROOM.
 
     `last`: the end of the message.
     """
+    rows = tables.rows
     while at < end:
         tag, at = read_varint(at, end)
         if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
@@ -308,7 +319,7 @@ def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, row: i
         size, at = read_varint(at, end)
         if at == 0 or size > np.uint64(end - at):
             return _MALFORMED
-        if row >= row_room:
+        if row >= tables.row_room:
             return _NO_ROOM
         stop = at + i64(size)
         for line in range(0, 256, 64):
@@ -323,13 +334,13 @@ def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, row: i
 
 
 @inline
-def _scan_event(
-    at: int, end: int, last: int, events: int, event: int, rows: int, row_room: int, row: int
-) -> int:
-    """Scan one Event into events[event] and `rows`. The last member of the oneof wins, as in protobuf.
+def _scan_event(at: int, end: int, last: int, tables: ScanTables, event: int, row: int) -> int:
+    """Scan one Event into event number `event` and rows from `row` on. The last member of the oneof wins, as
+    in protobuf.
 
     Returns the next row, _MALFORMED or _NO_ROOM.
     """
+    events = tables.events
     first, start = row, at
     for word in range(EVENT_WORDS):
         put_event_word(events, event, word, np.uint64(0))
@@ -360,7 +371,7 @@ def _scan_event(
                 if event_word(events, event, E_KIND) != np.uint64(ROWS):
                     row = first
                 put_event_word(events, event, E_KIND, np.uint64(ROWS))
-                row = _scan_entries(at, at + i64(size), last, rows, row_room, row)
+                row = _scan_entries(at, at + i64(size), last, tables, row)
                 if row < 0:
                     return row
             elif field == _ERROR:
@@ -421,13 +432,13 @@ def _scan_resolved(at: int, end: int, events: int, event: int) -> bool:
 
 
 @kernel
-def scan(messages: I64, events: int, event_room: int, rows: int, row_room: int, counts: int) -> int:
+def scan(messages: I64, tables: ScanTables, counts: int) -> int:
     """Scan ChangeDataEvent messages; `messages` holds an address and a size for each.
 
     `counts` gets the layout SCANNED. Returns GOOD, BAD or FULL; after BAD or FULL the tables are invalid.
 
-    Reads the messages, and never a byte outside them. Writes `events`, `rows`, `counts`. Bound: the two
-    tables; after FULL the caller doubles them and calls again. Twin: none of ours, but protobuf's parser
+    Reads the messages, and never a byte outside them. Writes the two tables and `counts`. Bound: the room of
+    the tables; after FULL the caller doubles them and calls again. Twin: none of ours, but protobuf's parser
     (tests/puller/match/test_scan.py). Trick: a row whose fields are in protobuf's order is scanned without a
     loop over its fields.
     """
@@ -447,13 +458,13 @@ def scan(messages: I64, events: int, event_room: int, rows: int, row_room: int, 
             size, at = read_varint(at, end)
             if at == 0 or size > np.uint64(end - at):
                 return BAD
-            if e >= event_room:
+            if e >= tables.event_room:
                 return FULL
             if tag == EVENTS_TAG:
-                n = _scan_event(at, at + i64(size), end, events, e, rows, row_room, n)
+                n = _scan_event(at, at + i64(size), end, tables, e, n)
                 if n < 0:
                     return FULL if n == _NO_ROOM else BAD
-            elif not _scan_resolved(at, at + i64(size), events, e):
+            elif not _scan_resolved(at, at + i64(size), tables.events, e):
                 return BAD
             e += 1
             at += i64(size)
@@ -466,4 +477,4 @@ def warm() -> None:
     """Compile every kernel with the types it is called with."""
     spare = np.zeros(1024, np.uint64)
     at = address(spare)
-    scan(np.zeros((0, 2), np.int64), at, 1, at, 1, at)
+    scan(np.zeros((0, 2), np.int64), ScanTables(at, 1, at, 1), at)
