@@ -1,49 +1,48 @@
 """Evaluates expressions over whole blocks, with numpy and Arrow.
 
-Each node gives values and a mask of NULLs. Integers and decimals are int64 if their bounds allow it,
-otherwise uint64 or Python ints in object arrays, so that no value is ever rounded. Texts are Arrow binaries.
-The plain path does what Arrow cannot do (collations beyond ASCII, numbers in texts), once for each distinct
-text. If a value is out of range, or a comparison has no exact vector form, `Beyond` is raised and the caller
-uses the plain path for the block. The results are the same.
+Each node gives values and a mask of NULLs. Numbers are computed in `vector_arithmetic`, and no exact value is
+ever rounded. Texts are Arrow binaries. The plain path does what Arrow cannot do (collations beyond ASCII,
+numbers in texts), once for each distinct text. If a value is out of range, or a comparison has no exact
+vector form, `Beyond` is raised and the caller uses the plain path for the block. The results are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.filter.expression import plain, texts
 from tidegate.filter.expression.cells import Cells
-from tidegate.filter.expression.typed import EXACT, INT64, UINT64, Beyond, Domain, Typed, Uncomputable
-
-Bools = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """The values of one node for n rows. A constant has one row, which stands for all rows.
-
-    data: a numpy array, or an Arrow binary array in the domain STRING. If `null` is true for a row, its data
-    is undefined.
-    """
-
-    data: Any
-    null: Bools
+from tidegate.filter.expression.typed import EXACT, INT64, Beyond, Domain, Typed, Uncomputable
+from tidegate.filter.expression.vector_arithmetic import (
+    Bools,
+    Numbers,
+    Values,
+    absolute,
+    additive,
+    bitwise,
+    division,
+    dtype_of,
+    finished,
+    multiply,
+    negate,
+    rounded,
+    scaled,
+    shift,
+    words,
+)
 
 
 def evaluate(node: Typed, cells: Cells) -> Bools:
     """For which rows of the cells the expression means "drop": bool[n]. Raises Beyond."""
     if node.domain is not Domain.INT:
         return np.zeros(len(cells), np.bool_)
-    # An overflow is found in the results (`_finished`), and a division by zero before it is computed, so
+    # An overflow is found in the results (`finished`), and a division by zero before it is computed, so
     # numpy's warnings say nothing new.
     with np.errstate(all="ignore"):
         found = value_of(node, cells)
@@ -67,7 +66,7 @@ def value_of(node: Typed, cells: Cells) -> Values:
     if made is not None:
         return made(node, args)
     null = _any_null(args)
-    return _finished(node, _FUNCTIONS[node.op](node, [arg.data for arg in args]), null)
+    return finished(node, _FUNCTIONS[node.op](node, [arg.data for arg in args]), null)
 
 
 def _any_null(args: list[Values]) -> Bools:
@@ -75,26 +74,6 @@ def _any_null(args: list[Values]) -> Bools:
     for arg in args[1:]:
         null = null | arg.null
     return null
-
-
-def _finished(node: Typed, data: Any, null: Bools) -> Values:
-    """The result, if it is in range. Otherwise raises Beyond."""
-    if node.domain is Domain.INT and (node.checked or data.dtype == np.object_):
-        nowhere = np.broadcast_to(null, data.shape)
-        if not (nowhere | ((data >= node.low) & (data <= node.high))).all():
-            raise Beyond
-        # The data of a NULL is undefined. A Python int of more than 64 bits there would fail the conversion.
-        data = np.where(nowhere, np.zeros(1, data.dtype), data).astype(_dtype(node))
-    if node.domain is Domain.REAL and not (np.isfinite(data) | null).all():
-        raise Beyond
-    return Values(data, null)
-
-
-def _dtype(node: Typed) -> Any:
-    """The type that can hold every value of an exact node."""
-    if INT64[0] <= node.low and node.high <= INT64[1]:
-        return np.int64
-    return np.uint64 if node.domain is Domain.INT and UINT64[0] <= node.low else np.object_
 
 
 # --- leaves ---------------------------------------------------------------------------------------------
@@ -109,7 +88,7 @@ def _constant(node: Typed) -> Values:
     if node.value is None:
         return Values(np.zeros(1, np.int64), null)
     units = node.low if node.domain is Domain.DECIMAL else node.value
-    return Values(np.array([units], _dtype(node)), null)
+    return Values(np.array([units], dtype_of(node)), null)
 
 
 def _column(node: Typed, cells: Cells) -> Values:
@@ -118,7 +97,7 @@ def _column(node: Typed, cells: Cells) -> Values:
         case Domain.INT:
             return Values(cells.integers(position, unsigned=node.high > INT64[1]), null)
         case Domain.DECIMAL:
-            return Values(cells.decimals(position, node.scale).astype(_dtype(node)), null)
+            return Values(cells.decimals(position, node.scale).astype(dtype_of(node)), null)
         case Domain.REAL:
             return Values(cells.floats(position), null)
         case Domain.STRING:
@@ -129,154 +108,6 @@ def _column(node: Typed, cells: Cells) -> Values:
             return Values(cells.moments(position), null)
         case _:
             return Values(cells.integers(position), null)
-
-
-# --- exact numbers --------------------------------------------------------------------------------------
-
-
-def _scaled(node: Typed, data: Numbers, scale: int) -> Numbers:
-    """Exact numbers in units of 10**-scale, in a type that can hold them all."""
-    factor = 10 ** (scale - node.scale)
-    low, high = node.low * factor, node.high * factor
-    if INT64[0] <= low and high <= INT64[1] and data.dtype == np.int64:
-        scaled: Numbers = data * np.int64(factor) if factor > 1 else data
-        return scaled
-    exact: Numbers = data.astype(np.object_) * factor
-    return exact
-
-
-def _exact(node: Typed, data: list[Numbers], scale: int, work: Callable[[Any, Any], Any]) -> Numbers:
-    """An operation on exact numbers at one scale, in int64 if operands and result fit."""
-    left, right = (_scaled(arg, one, scale) for arg, one in zip(node.args, data, strict=True))
-    # From int64 and uint64 numpy would make float64, which is not exact.
-    if left.dtype != right.dtype or _dtype(node) is not np.int64 or node.checked:
-        left, right = left.astype(np.object_), right.astype(np.object_)
-    found: Numbers = work(left, right)
-    return found
-
-
-def _additive(work: Callable[[Any, Any], Any]) -> Callable[[Typed, list[Any]], Numbers]:
-    def add(node: Typed, data: list[Any]) -> Numbers:
-        if node.domain is Domain.REAL:
-            found: Numbers = work(data[0], data[1])
-            return found
-        return _exact(node, data, node.scale, work)
-
-    return add
-
-
-def _multiply(node: Typed, data: list[Any]) -> Numbers:
-    left, right = data
-    if node.domain is Domain.REAL:
-        product: Numbers = left * right
-        return product
-    if not (left.dtype == right.dtype == np.int64 and _dtype(node) is np.int64) or node.checked:
-        left, right = left.astype(np.object_), right.astype(np.object_)
-    exact: Numbers = left * right
-    return exact
-
-
-def _quotient(left: Numbers, right: Numbers) -> Numbers:
-    """Integer division that truncates towards zero. Divisors must not be 0."""
-    if left.dtype == right.dtype == np.int64:
-        # Floor division rounds down: one more if there is a rest and the signs differ.
-        rounded: Numbers = (left % right != 0) & ((left < 0) != (right < 0))
-        found: Numbers = left // right + rounded
-        return found
-    wide: Numbers = _truncate(left.astype(np.object_), right.astype(np.object_))
-    return wide
-
-
-def _truncated(left: int, right: int) -> int:
-    found = abs(left) // abs(right)
-    return found if (left < 0) == (right < 0) else -found
-
-
-_truncate: Final[Callable[[Any, Any], Any]] = np.frompyfunc(_truncated, 2, 1)
-
-
-def _division(node: Typed, args: list[Values]) -> Values:
-    """`/`, DIV and %. The result is NULL if the divisor is 0."""
-    left, right = args
-    zero = right.data == 0
-    null = left.null | right.null | zero
-    # No divisor of 0, also where the result is NULL: Python ints raise ZeroDivisionError, whatever numpy's
-    # error state is.
-    divisor = np.where(zero | right.null, np.ones(1, right.data.dtype), right.data)
-    dividend = np.where(left.null, np.zeros(1, left.data.dtype), left.data)
-    if node.domain is Domain.REAL:
-        data = np.fmod(dividend, divisor) if node.op == "%" else dividend / divisor
-        return _finished(node, data, null)
-    over, under = node.args
-    if node.op == "%":
-        dividend, divisor = _scaled(over, dividend, node.scale), _scaled(under, divisor, node.scale)
-        if dividend.dtype == divisor.dtype == np.int64:
-            return _finished(node, np.fmod(dividend, divisor), null)
-        dividend, divisor = dividend.astype(np.object_), divisor.astype(np.object_)
-        return _finished(node, dividend - _quotient(dividend, divisor) * divisor, null)
-    # In units: (a / 10**s) / (b / 10**t), as a number of units of 10**-scale.
-    up = node.scale + under.scale - over.scale
-    # -2**63 divided by -1 does not fit an int64.
-    least = over.low == INT64[0]
-    factor = 10 ** max(up, 0)
-    if factor > 1 or least or dividend.dtype != np.int64:
-        dividend = dividend.astype(np.object_) * factor
-    if up < 0:
-        divisor = divisor.astype(np.object_) * 10**-up
-    data = _quotient(dividend, divisor)
-    if node.domain is Domain.DECIMAL:
-        data = data.astype(_dtype(node))
-    return _finished(node, data, null)
-
-
-def _negate(node: Typed, data: list[Any]) -> Numbers:
-    (values,) = data
-    # The negative of -2**63 does not fit an int64.
-    if node.domain is not Domain.REAL and (values.dtype != np.int64 or node.args[0].low == INT64[0]):
-        values = values.astype(np.object_)
-    found: Numbers = -values
-    return found
-
-
-def _absolute(node: Typed, data: list[Any]) -> Numbers:
-    (values,) = data
-    if node.domain is not Domain.REAL and values.dtype == np.int64 and node.args[0].low == INT64[0]:
-        values = values.astype(np.object_)
-    found: Numbers = np.abs(values)
-    return found
-
-
-def _round(node: Typed, data: list[Any]) -> Numbers:
-    (arg,) = node.args
-    # Python ints: twice the units may not fit an int64.
-    units = data[0].astype(np.object_)
-    down = 10 ** max(arg.scale - node.scale, 0)
-    units = units * 10 ** max(node.scale - arg.scale, 0)
-    half = _truncate(np.abs(units) * 2 + down, np.array([2 * down], np.object_))
-    signed: Numbers = np.where(units < 0, -half, half)
-    return signed.astype(_dtype(node))
-
-
-def _words(data: Numbers) -> npt.NDArray[np.uint64]:
-    return data.view(np.uint64) if data.dtype == np.int64 else data.astype(np.uint64)
-
-
-def _bits(work: Callable[[Any, Any], Any]) -> Callable[[Typed, list[Any]], Numbers]:
-    def bitwise(node: Typed, data: list[Any]) -> Numbers:
-        found: Numbers = work(_words(data[0]), _words(data[1]))
-        return found
-
-    return bitwise
-
-
-def _shift(work: Callable[[Any, Any], Any]) -> Callable[[Typed, list[Any]], Numbers]:
-    def shift(node: Typed, data: list[Any]) -> Numbers:
-        word, amount = _words(data[0]), _words(data[1])
-        most = np.uint64(63)
-        moved: Numbers = np.where(amount > most, np.uint64(0), work(word, np.minimum(amount, most)))
-        return moved
-
-    return shift
 
 
 # --- truth ----------------------------------------------------------------------------------------------
@@ -331,8 +162,8 @@ def _either(node: Typed, takes: Bools, yes: tuple[Typed, Values], no: tuple[Type
 
 def _branch(node: Typed, of: Typed, data: Numbers) -> Numbers:
     if node.domain not in EXACT or of.is_null:
-        return data.astype(_dtype(node)) if node.domain in EXACT else data
-    return _scaled(of, data, node.scale).astype(_dtype(node))
+        return data.astype(dtype_of(node)) if node.domain in EXACT else data
+    return scaled(of, data, node.scale).astype(dtype_of(node))
 
 
 # --- comparison -----------------------------------------------------------------------------------------
@@ -374,7 +205,7 @@ def _comparison(node: Typed, left: Any, right: Any) -> Bools:
         if one.domain is other.domain is Domain.INT and np.object_ not in (left.dtype, right.dtype):
             found = work(left, right)  # numpy compares int64 with uint64 exactly
             return found
-        left, right = _scaled(one, left, scale), _scaled(other, right, scale)
+        left, right = scaled(one, left, scale), scaled(other, right, scale)
         if left.dtype != right.dtype:
             left, right = left.astype(np.object_), right.astype(np.object_)
     found = work(left, right)
@@ -409,7 +240,7 @@ def _in(node: Typed, args: list[Values]) -> Values:
         found = texts.is_in(arg.data, node.value, node.collate)
     elif of.domain in EXACT:
         units = [plain.units(item, node.scale) for item in node.value]
-        data = _scaled(of, arg.data, node.scale)
+        data = scaled(of, arg.data, node.scale)
         if data.dtype == np.int64:
             # An item of more than 64 bits equals no value here, and an int64 array cannot hold it.
             units = [unit for unit in units if INT64[0] <= unit <= INT64[1]]
@@ -465,18 +296,18 @@ _FUNCTIONS: Final[dict[str, Callable[[Typed, list[Any]], Any]]] = {
     "xor": lambda node, data: ((data[0] != 0) != (data[1] != 0)).astype(np.int64),
     "truth": lambda node, data: (data[0] != 0).astype(np.int64),
     "real": _real,
-    "+": _additive(lambda a, b: a + b),
-    "-": _additive(lambda a, b: a - b),
-    "*": _multiply,
-    "neg": _negate,
-    "abs": _absolute,
-    "round": _round,
-    "&": _bits(np.bitwise_and),
-    "|": _bits(np.bitwise_or),
-    "^": _bits(np.bitwise_xor),
-    "~": lambda node, data: ~_words(data[0]),
-    "<<": _shift(np.left_shift),
-    ">>": _shift(np.right_shift),
+    "+": additive(lambda a, b: a + b),
+    "-": additive(lambda a, b: a - b),
+    "*": multiply,
+    "neg": negate,
+    "abs": absolute,
+    "round": rounded,
+    "&": bitwise(np.bitwise_and),
+    "|": bitwise(np.bitwise_or),
+    "^": bitwise(np.bitwise_xor),
+    "~": lambda node, data: ~words(data[0]),
+    "<<": shift(np.left_shift),
+    ">>": shift(np.right_shift),
     "like": lambda node, data: texts.like(node, data[0]).astype(np.int64),
     "regexp": lambda node, data: texts.regexp(node.value, data[0]).astype(np.int64),
     "length": lambda node, data: texts.lengths(data[0]),
@@ -505,8 +336,8 @@ _MAKERS: Final[dict[str, Callable[[Typed, list[Values]], Values]]] = {
     "coalesce": _coalesce,
     "in": _in,
     "text": _text,
-    "/": _division,
-    "div": _division,
-    "%": _division,
+    "/": division,
+    "div": division,
+    "%": division,
 }
 """Operators that handle NULL themselves."""
