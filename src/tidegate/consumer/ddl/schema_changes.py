@@ -25,7 +25,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.ddl import ddl_plan, ddl_text, sql_replay
+from tidegate.consumer.ddl import ddl_plan, ddl_text, sql_parts, sql_replay
 from tidegate.consumer.table.definition import IGNORED, Definition, target_column
 from tidegate.consumer.table.modify import change_of
 from tidegate.errors import Fatal, InvalidInput
@@ -135,7 +135,7 @@ def changed_in_text(message: DdlMessage) -> bool:
     match sql_replay.read(message.query, message.schema):
         case sql_replay.AlterTable(_, changes):
             found = tokens(changes)[:-1]
-            return any(_first_words(part) in _COLUMN_WORDS for part in sql_replay.parts(found))
+            return any(_first_words(part) in _COLUMN_WORDS for part in sql_parts.parts(found))
         case sql_replay.Unknown(_):
             return _ALTER.match(ddl_text.without_comments(message.query)) is not None
         case _:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tidegate.consumer.ddl.sql_replay import AlterTable, CreateTable, closing, parts
+from tidegate.consumer.ddl.sql_parts import closing, parts
+from tidegate.consumer.ddl.sql_replay import AlterTable, CreateTable
 from tidegate.tidb.sql.lexer import SqlToken, TokenKind, tokens
 
 Hidden = Callable[[str], bool]

@@ -13,7 +13,8 @@ differently:
 | ENGINE, which TiDB reads and ignores; VISIBLE, INVISIBLE, ALGORITHM, LOCK | removed |
 | vector and columnar indexes, TiFlash, CACHE, STATS_OPTIONS | removed |
 
-Nothing else is changed: the target decides about the rest, and the user sees its errors.
+Nothing else is changed: the target decides about the rest, and the user sees its errors. `sql_parts` finds
+what is removed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,17 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 from zoneinfo import ZoneInfo
 
+from tidegate.consumer.ddl.sql_parts import (
+    NO_INDEX,
+    closing,
+    collated,
+    is_exchange,
+    is_foreign_key,
+    is_left_out,
+    parts,
+    without_checks,
+    without_engine,
+)
 from tidegate.tidb.sql.lexer import ParseError, SqlToken, TokenKind, tokens
 from tidegate.tidb.sql.restore import outgoing, split
 
@@ -124,18 +136,7 @@ Replayed = (
 )
 Statement = Replayed | Ignored | Unknown
 
-COLLATIONS: Final = {
-    "UTF8MB4": "utf8mb4_bin",
-    "UTF8": "utf8_bin",
-    "LATIN1": "latin1_bin",
-    "ASCII": "ascii_bin",
-    "GBK": "gbk_chinese_ci",
-}
-"""By charset, the collation that TiDB uses if a text names none; other databases use their own default."""
 _COMMENT: Final = re.compile(r"('(?:[^'\\]|\\.|'')*'|`(?:[^`]|``)*`)|/\*.*?\*/", re.DOTALL)
-_OF_TIDB: Final = frozenset({"ATTRIBUTES", "CACHE", "NOCACHE", "STATS_OPTIONS", "ALGORITHM", "LOCK", "WITH"})
-"""First words of changes of a table that other databases do not know, or that have no effect there."""
-_NO_INDEX: Final = ("VECTOR", "COLUMNAR")
 
 
 def read(query: str, schema: str) -> Statement:
@@ -280,7 +281,7 @@ class _StatementReader:
             return Unknown("the table has no columns of its own")
         body = self._rest()
         end = closing(body, 0)
-        elements = [self._rendered(one) for one in parts(body[1:end]) if not _is_foreign_key(one)]
+        elements = [self._rendered(one) for one in parts(body[1:end]) if not is_foreign_key(one)]
         kept = ", ".join(element for element in elements if element)
         return CreateTable(name, f"({kept}) {self._rendered(body[end + 1 :])}".strip())
 
@@ -291,7 +292,7 @@ class _StatementReader:
         index = self._source(self._next())
         self._skip("ON")
         name, rest = self._name(), self._rest()
-        if kind in _NO_INDEX:
+        if kind in NO_INDEX:
             return Ignored("an index that only TiFlash has")
         stop = next((at for at, one in enumerate(rest) if one.key in ("ALGORITHM", "LOCK")), len(rest))
         return AlterTable(
@@ -312,13 +313,13 @@ class _StatementReader:
     def _alter(self, name: Name) -> Statement:
         """An ALTER TABLE without the changes that are left out; Ignored when none of them remains."""
         changes, renamed, dropped, found = [], None, False, parts(self._rest())
-        if any(_is_exchange(one) for one in found):
-            return self._exchange(name, [one for one in found if not _is_left_out(one)])
+        if any(is_exchange(one) for one in found):
+            return self._exchange(name, [one for one in found if not is_left_out(one)])
         for one in found:
             keys = [token.key for token in one[:3]] + ["", "", ""]
             if keys[:2] == ["RENAME", "AS"]:
                 renamed = _StatementReader(self._sliced(one[2:]), self._schema)._name()
-            elif _is_left_out(one) or not (text := self._rendered(one, checks=keys[0] == "ADD")):
+            elif is_left_out(one) or not (text := self._rendered(one, checks=keys[0] == "ADD")):
                 dropped = True
             else:
                 changes.append(text)
@@ -387,122 +388,13 @@ class _StatementReader:
 
     def _rendered(self, part: Sequence[SqlToken], *, checks: bool = True) -> str:
         """The text of a part without what is removed; `checks`: here CHECK begins a constraint."""
-        kept = [token for token in _without_engine(part) if token.key not in ("VISIBLE", "INVISIBLE")]
+        kept = [token for token in without_engine(part) if token.key not in ("VISIBLE", "INVISIBLE")]
         if checks:
-            kept = _without_checks(kept)
-        named = _collated(kept)
+            kept = without_checks(kept)
+        named = collated(kept)
         pieces = [
             f"{self._piece(token).rstrip()} COLLATE {named[at]} " if at in named else self._piece(token)
             for at, token in enumerate(kept)
         ]
         text = "".join(pieces).strip()
         return "" if text in ("ADD", "ADD COLUMN") else text
-
-
-def closing(part: Sequence[SqlToken], opened: int) -> int:
-    """The place of the parenthesis that closes the one at `opened`."""
-    depth = 0
-    for at in range(opened, len(part)):
-        depth += {"(": 1, ")": -1}.get(part[at].key, 0)
-        if depth == 0:
-            return at
-    raise ParseError("a parenthesis does not end", why="")
-
-
-def parts(part: Sequence[SqlToken]) -> list[list[SqlToken]]:
-    """Split at the commas outside of parentheses."""
-    found: list[list[SqlToken]] = [[]]
-    depth = 0
-    for token in part:
-        depth += {"(": 1, ")": -1}.get(token.key, 0)
-        if token.key == "," and depth == 0:
-            found.append([])
-        else:
-            found[-1].append(token)
-    return [one for one in found if one]
-
-
-def _constraint(part: Sequence[SqlToken], at: int = 0) -> int:
-    """The place after CONSTRAINT and its name, if these come at `at`."""
-    if at < len(part) and part[at].key == "CONSTRAINT":
-        at += 1
-        at += at < len(part) and part[at].kind is TokenKind.QUOTED
-    return at
-
-
-def _is_foreign_key(part: Sequence[SqlToken]) -> bool:
-    at = _constraint(part)
-    return at < len(part) and part[at].key == "FOREIGN"
-
-
-def _is_exchange(change: Sequence[SqlToken]) -> bool:
-    """Whether a change of a table is EXCHANGE PARTITION."""
-    return [token.key for token in change[:2]] == ["EXCHANGE", "PARTITION"]
-
-
-def _is_left_out(change: Sequence[SqlToken]) -> bool:
-    """Whether a change of a table leaves rows and columns as they are."""
-    keys = [token.key for token in change[:3]]
-    if keys[0] == "ADD":
-        return _is_foreign_key(change[1:]) or (len(keys) > 1 and keys[1] in (*_NO_INDEX, "STATS_EXTENDED"))
-    if keys[0] == "DROP":
-        return keys[1:2] in (["CHECK"], ["FOREIGN"], ["STATS_EXTENDED"])
-    if keys[0] == "ALTER":
-        return keys[1:2] in (["CHECK"], ["INDEX"])
-    return keys[0] in _OF_TIDB or keys[0] == "WITHOUT" or keys[:2] == ["SET", "TIFLASH"]
-
-
-def _without_engine(part: Sequence[SqlToken]) -> list[SqlToken]:
-    """Remove ENGINE = ...: TiDB ignores it, but a MyISAM table at the target would have no transactions."""
-    kept: list[SqlToken] = []
-    at = 0
-    while at < len(part):
-        if part[at].key == "ENGINE" and part[at + 1 : at + 2] and part[at + 1].key == "=":
-            at += 3
-        else:
-            kept.append(part[at])
-            at += 1
-    return kept
-
-
-def _without_checks(part: Sequence[SqlToken]) -> list[SqlToken]:
-    """Remove CHECK constraints: TiDB does not enforce them by default, so the target would refuse rows."""
-    kept: list[SqlToken] = []
-    at = 0
-    while at < len(part):
-        check = _constraint(part, at)
-        if check + 1 < len(part) and part[check].key == "CHECK" and part[check + 1].key == "(":
-            at = closing(part, check + 1) + 1
-            at += at < len(part) and part[at].key == "NOT" and part[at + 1 : at + 2] != []
-            at += at < len(part) and part[at].key == "ENFORCED"
-        else:
-            kept.append(part[at])
-            at += 1
-    return kept
-
-
-def _collated(part: Sequence[SqlToken]) -> dict[int, str]:
-    """By the place of a charset's name without COLLATE, the collation that TiDB uses."""
-    found = {}
-    for at, token in enumerate(part):
-        if token.key != "SET" or at == 0 or part[at - 1].key != "CHARACTER":
-            continue
-        name = at + 2 if part[at + 1 : at + 2] and part[at + 1].key == "=" else at + 1
-        if name < len(part) and part[name].text.upper() in COLLATIONS and not _has_collation(part, at):
-            found[name] = COLLATIONS[part[name].text.upper()]
-    return found
-
-
-def _has_collation(part: Sequence[SqlToken], at: int) -> bool:
-    """Whether there is a COLLATE near a place: in the same parentheses, between the same commas."""
-    for step in (1, -1):
-        depth, place = 0, at
-        while 0 <= place < len(part):
-            key = part[place].key
-            depth += {"(": step, ")": -step}.get(key, 0)
-            if depth < 0 or (depth == 0 and key == ","):
-                break
-            if depth == 0 and key == "COLLATE":
-                return True
-            place += step
-    return False
