@@ -81,7 +81,7 @@ class KernelDecoder:
             1,
             position,
             block,
-            row_kernels.Table(address(plan.lines), len(plan.lines), plan.datums),
+            row_context.Table(address(plan.lines), len(plan.lines), plan.datums),
             row_kernels.Decoded(plan.stride, op, *images, fault, *sums),
             address(self._free),
             address(self._context),

@@ -27,7 +27,7 @@ from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.tidb import value
 from tidegate.tidb.kernels import record_key, row_context
 from tidegate.tidb.kernels import row as row_kernels
-from tidegate.tidb.kernels.row_context import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS
+from tidegate.tidb.kernels.row_context import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS, Table
 from tidegate.tidb.kernels.value import Form
 from tidegate.tidb.row import Stored
 from tidegate.tidb.types import temporal
@@ -380,7 +380,7 @@ def arguments(
     free: npt.NDArray[Any],
     context: Int64s,
     checks: Checks | None = None,
-) -> tuple[int, int, row_kernels.Block, row_kernels.Table, row_kernels.Decoded, int, int]:
+) -> tuple[int, int, row_kernels.Block, Table, row_kernels.Decoded, int, int]:
     """The arguments of `tidb.kernels.row.decode_rows`. The caller must keep all parameters alive."""
     block = columns.block
     entries = row_kernels.Block(
@@ -390,7 +390,7 @@ def arguments(
         *binary_of(block, "value"),
         *binary_of(block, "old_value"),
     )
-    table = row_kernels.Table(address(plan.lines), len(plan.lines), plan.datums)
+    table = Table(address(plan.lines), len(plan.lines), plan.datums)
     out = row_kernels.Decoded(
         stride=plan.stride,
         ops=address(ops),

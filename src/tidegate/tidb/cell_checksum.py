@@ -41,6 +41,7 @@ def sums(plan: Int64s, image: Image, rows: Int64s) -> npt.NDArray[np.uint32]:
     of_image = CellWords(address(image.words), address(image.sizes), image.words.shape[1])
     checksum_kernels.column_sums(
         *(len(rows), address(rows), of_image),
-        *(address(plan), len(plan), address(scratch), address(stack), address(out)),
+        checksum_kernels.SumLines(address(plan), len(plan)),
+        *(address(scratch), address(stack), address(out)),
     )
     return out

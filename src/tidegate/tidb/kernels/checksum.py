@@ -9,7 +9,7 @@ buffers, whatever they contain.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidegate.kernel import (
     inline,
@@ -164,6 +164,14 @@ SUM_CELL, SUM_FORM, SUM_FSP = SUM.offsets()
 _EXPONENT: Final = 0x7FF0000000000000
 
 
+class SumLines(NamedTuple):
+    """The columns that `column_sums` adds up."""
+
+    at: int
+    """An array of SUM, in ascending order of column id."""
+    columns: int
+
+
 @inline
 def finite(word: int) -> int:
     """The bits of a double; for NaN and infinities those of 0."""
@@ -192,11 +200,11 @@ def put_text(out: int, form: int, fsp: int, word: int, size: int, stack: int) ->
 
 @kernel
 def column_sums(
-    row_count: int, rows: int, image: CellWords, plan: int, columns: int, scratch: int, stack: int, out: int
+    row_count: int, rows: int, image: CellWords, plan: SumLines, scratch: int, stack: int, out: int
 ) -> int:
     """uint32[row_count]: the columns' sums of the rows numbered in int64[row_count] `rows`, of one image.
 
-    plan: `columns` lines, see SUM. scratch: space for the longest text and its slack. stack: for JSON.
+    scratch: space for the longest text and its slack. stack: for JSON.
 
     Reads cells and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
     time, in `scratch`. Twin: `tidegate.tidb.checksum.column_sum`.
@@ -204,12 +212,13 @@ def column_sums(
     for i in range(row_count):
         first = load_i64(rows + 8 * i) * image.stride
         register = FULL
-        for c in range(columns):
-            cell = first + load_i64(plan + _SUM_LINE * c + SUM_CELL)
+        for c in range(plan.columns):
+            line = plan.at + _SUM_LINE * c
+            cell = first + load_i64(line + SUM_CELL)
             size = I64(load_i32(image.sizes + 4 * cell))
             if size < 0:
                 continue
-            form = load_i64(plan + _SUM_LINE * c + SUM_FORM)
+            form = load_i64(line + SUM_FORM)
             word = load_i64(image.words + 8 * cell)
             if form < _BYTES:
                 register = crc_word(register, U64(finite(word) if form == _FLOAT else word))
@@ -218,7 +227,7 @@ def column_sums(
             elif form == _BARE:
                 register = crc_bytes(register, word, size)
             else:
-                fsp = load_i64(plan + _SUM_LINE * c + SUM_FSP)
+                fsp = load_i64(line + SUM_FSP)
                 end = put_text(scratch, form, fsp, word, size, stack)
                 register = crc_prefixed(register, scratch, end - scratch)
         store_u32(out + 4 * i, register ^ FULL)
@@ -263,6 +272,6 @@ def fold_bytes(row_count: int, ends: int, data: int, valid: int, prefixed: int, 
 
 def warm() -> None:
     """Compile kernels that are not in numba's cache yet, by calling each with no rows."""
-    column_sums(0, 0, CellWords(0, 0, 1), 0, 0, 0, 0, 0)
+    column_sums(0, 0, CellWords(0, 0, 1), SumLines(0, 0), 0, 0, 0)
     fold_words(0, 0, 0, 0)
     fold_bytes(0, 0, 0, 0, 1, 0)

@@ -20,6 +20,7 @@ from tidegate.tidb.kernels.value import (
     NANOSECONDS,
     PLAN_FORM,
     SIGN,
+    RowCells,
     bytes_ok,
     decimal_extent,
     float_bits,
@@ -136,9 +137,7 @@ def ungroup(addr: int, room: int, out: int, result: int) -> int:
 
 
 @inline
-def read_datum(
-    entry: int, at: int, room: int, words: int, sizes: int, cell: int, free: int, stack: int
-) -> int:
+def read_datum(entry: int, at: int, room: int, cells: RowCells, cell: int, free: int, stack: int) -> int:
     """Read the flagged value at `at` into the cell for the column of a plan line; returns its bytes, or -1.
 
     free: where to write the bytes of memcomparable strings, at least `room` bytes and the pad; 0: such
@@ -151,7 +150,7 @@ def read_datum(
     room -= 1
     form = load_i64(entry + PLAN_FORM)
     if flag == FLAG_NULL:
-        put_cell(words, sizes, cell, 0, -1)
+        put_cell(cells, cell, 0, -1)
         return 1
     used = -1
     if form < BYTES:
@@ -171,18 +170,18 @@ def read_datum(
             return -1
         if used < 0 or not integer_ok(form, word):
             return -1
-        put_cell(words, sizes, cell, word, 0)
+        put_cell(cells, cell, word, 0)
         return used + 1
     if form == FLOAT:
         if flag != FLAG_FLOAT or room < 8:
             return -1
-        put_cell(words, sizes, cell, float_bits(addr), 0)
+        put_cell(cells, cell, float_bits(addr), 0)
         return 9
     if form == BYTES and flag == FLAG_BYTES and free != 0:
         used = ungroup(addr, room, free, stack)
         if used < 0:
             return -1
-        put_cell(words, sizes, cell, free, load_i64(stack))
+        put_cell(cells, cell, free, load_i64(stack))
         return used + 1
     size = -1
     if form == BYTES and flag == FLAG_COMPACT_BYTES:
@@ -191,7 +190,7 @@ def read_datum(
         if used < 0 or size < 0 or size > room - used:
             return -1
         addr += used
-        put_cell(words, sizes, cell, addr, size)
+        put_cell(cells, cell, addr, size)
         return used + size + 1
     if form == DECIMAL and flag == FLAG_DECIMAL:
         size = decimal_extent(addr, room)
@@ -201,7 +200,7 @@ def read_datum(
         size = I64(load_u32(addr)) * 4 + 4
     if size < 0 or size > room or not bytes_ok(form, addr, size, stack):
         return -1
-    put_cell(words, sizes, cell, addr, size)
+    put_cell(cells, cell, addr, size)
     return size + 1
 
 

@@ -43,15 +43,17 @@ from tidegate.tidb.kernels.row_context import (
     CONTEXT_READY,
     CONTEXT_WORDS,
     DATUM_FAULT,
+    FAULT_IMAGE_AT,
     HEADER_FAULT,
     PLAN_LINE_BYTES,
     STACK_AT,
+    Table,
     fault,
     find_line,
     put_missing,
 )
 from tidegate.tidb.kernels.row_v2 import MOST_LINES, decode_small, decode_v2, index_lines
-from tidegate.tidb.kernels.value import PLAN_CELL
+from tidegate.tidb.kernels.value import PLAN_CELL, RowCells
 from tidegate.tidb.row import LARGE, V2
 
 ABSENT: Final = -2
@@ -67,20 +69,13 @@ NO_IMAGE, INSERTED, UPDATED, DELETED = 0, INSERT, UPDATE, DELETE
 
 
 @kernel
-def decode_v1(
-    value: int,
-    length: int,
-    plan: int,
-    columns: int,
-    context: int,
-    words: int,
-    sizes: int,
-) -> int:
+def decode_v1(value: int, length: int, table: Table, context: int, cells: RowCells) -> int:
     """Decode a row value of format v1 into the cells of one row; returns 0 or a fault.
 
-    Reads the value, and the key for columns that only it has. Writes `words` and `sizes`. Bound: `length`
-    bytes, and a cell for each line of the plan. Twin: `tidegate.tidb.row.split`.
+    Reads the value, and the key for columns that only it has. Writes the cells. Bound: `length` bytes, and a
+    cell for each line of the plan. Twin: `tidegate.tidb.row.split`.
     """
+    plan, columns, sizes = table.plan, table.columns, cells.sizes
     stack = context + STACK_AT
     for c in range(columns):
         # Format v1 lists its columns in any order, so what is missing is known only at the end.
@@ -96,12 +91,11 @@ def decode_v1(
         # Each read has checked its bytes against `length`, so `at` never passes it.
         if used < 0:
             return fault(DATUM_FAULT, at)
-        entry = find_line(plan, columns, unzigzag(load_i64(stack)))
+        entry = find_line(table, unzigzag(load_i64(stack)))
         at += used + 1
         if entry != 0:
-            used = read_datum(
-                entry, value + at, length - at, words, sizes, load_i64(entry + PLAN_CELL), 0, stack
-            )
+            cell = load_i64(entry + PLAN_CELL)
+            used = read_datum(entry, value + at, length - at, cells, cell, 0, stack)
         else:
             used = skip_datum(value + at, length - at, stack)
         if used < 0:
@@ -110,7 +104,7 @@ def decode_v1(
     for c in range(columns):
         entry = plan + c * PLAN_LINE_BYTES
         if load_i32(sizes + 4 * load_i64(entry + PLAN_CELL)) == ABSENT:
-            code = put_missing(entry, plan, columns, context, words, sizes)
+            code = put_missing(entry, table, context, cells)
             if code != 0:
                 return fault(code, 0)
     return 0
@@ -129,16 +123,6 @@ class Block(NamedTuple):
     values: int
     old_ends: int
     olds: int
-
-
-class Table(NamedTuple):
-    """One table version."""
-
-    plan: int
-    """The address of its lines, as PLAN declares them."""
-    columns: int
-    datums: int
-    """The datums of a common handle; 0: the handle is an integer, and its source is 0."""
 
 
 class Decoded(NamedTuple):
@@ -177,8 +161,7 @@ def decode_rows(
     unusable = 0
     store_u64(context + CONTEXT_DATUMS, table.datums)
     store_u64(context + CONTEXT_FREE, free)
-    plan, columns = table.plan, table.columns
-    index_lines(plan, columns, context)
+    index_lines(table, context)
     for i in range(row_count):
         row = load_i64(rows + 8 * i)
         start, end = load_bounds(block.value_ends, row)
@@ -208,19 +191,20 @@ def decode_rows(
                 continue
             words = (out.new_words if image == NEW else out.old_words) + i * out.stride * 8
             sizes = (out.new_sizes if image == NEW else out.old_sizes) + i * out.stride * 4
+            cells = RowCells(words, sizes)
             if load_u8(addr) == V2:
                 if length > 1 and load_u8(addr + FLAGS_AT) & LARGE != 0:
-                    wrong = decode_v2(addr, length, 1, plan, columns, context, words, sizes)
+                    wrong = decode_v2(addr, length, 1, table, context, cells)
                 # `decode_small` has one bit for each column in a word.
-                elif columns <= MOST_LINES:
-                    wrong = decode_small(addr, length, plan, columns, context, words, sizes)
+                elif table.columns <= MOST_LINES:
+                    wrong = decode_small(addr, length, table, context, cells)
                 else:
-                    wrong = decode_v2(addr, length, 0, plan, columns, context, words, sizes)
+                    wrong = decode_v2(addr, length, 0, table, context, cells)
             else:
-                wrong = decode_v1(addr, length, plan, columns, context, words, sizes)
+                wrong = decode_v1(addr, length, table, context, cells)
             if wrong != 0:
                 # The offset of the fault counts in this image.
-                wrong |= image << 8
+                wrong |= image << FAULT_IMAGE_AT
             elif out.outcomes != 0:
                 cell = 2 * row + image
                 store_u8(

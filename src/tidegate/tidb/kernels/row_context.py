@@ -7,7 +7,7 @@ default of the table. A common handle is decoded at most once for each row.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidegate.kernel import inline, kernel, load_i32, load_i64, load_u8, store_u64
 from tidegate.kernel_layout import Layout, pointer, signed
@@ -22,6 +22,7 @@ from tidegate.tidb.kernels.value import (
     PLAN_DEFAULT_WORD,
     PLAN_FORM,
     PLAN_SOURCE,
+    RowCells,
     put_cell,
 )
 
@@ -57,24 +58,39 @@ PLAN_LINE_BYTES: Final = PLAN.size
 MAX_HANDLE_DATUMS: Final = 64
 
 
+class Table(NamedTuple):
+    """One table version."""
+
+    plan: int
+    """The address of its lines, as PLAN declares them."""
+    columns: int
+    datums: int
+    """The datums of a common handle; 0: the handle is an integer, and its source is 0."""
+
+
+FAULT_IMAGE_AT, FAULT_OFFSET_AT = 8, 16
+"""The bits of a fault's word from which on it has the image, and the offset in it; the code is below them."""
+
+
 @inline
 def fault(code: int, offset: int) -> int:
-    """A fault word: the code, and from bit 16 the offset; `decode_rows` adds the image in bit 8."""
-    return code | (offset << 16)
+    """A fault's word without the image, which `decode_rows` adds."""
+    return code | (offset << FAULT_OFFSET_AT)
 
 
 @inline
-def find_line(plan: int, columns: int, wanted: int) -> int:
+def find_line(table: Table, wanted: int) -> int:
     """The address of the plan's line for a column id, or 0."""
+    plan = table.plan
     low = 0
-    high = columns
+    high = table.columns
     while low < high:
         middle = (low + high) >> 1
         if load_i64(plan + middle * PLAN_LINE_BYTES) < wanted:
             low = middle + 1
         else:
             high = middle
-    if low < columns and load_i64(plan + low * PLAN_LINE_BYTES) == wanted:
+    if low < table.columns and load_i64(plan + low * PLAN_LINE_BYTES) == wanted:
         return plan + low * PLAN_LINE_BYTES
     return 0
 
@@ -102,7 +118,7 @@ CONTEXT_WORDS: Final = STACK_AT // 8 + STACK_WORDS
 
 
 @kernel
-def decode_handle(plan: int, columns: int, context: int) -> bool:
+def decode_handle(table: Table, context: int) -> bool:
     """Decode the common handle in a row's key into the context; returns False if the key has none.
 
     Reads the handle in the key. Writes the handle cells and the free bytes of the context. Bound: the datums
@@ -112,22 +128,21 @@ def decode_handle(plan: int, columns: int, context: int) -> bool:
     key = load_i64(context + CONTEXT_KEY)
     size = load_i64(context + CONTEXT_KEY_SIZE)
     datums = load_i64(context + CONTEXT_DATUMS)
-    handle_words = context + HANDLE_WORDS
-    handle_sizes = context + HANDLE_SIZES
+    cells = RowCells(context + HANDLE_WORDS, context + HANDLE_SIZES)
     free = load_i64(context + CONTEXT_FREE)
     at = 0
     for k in range(datums):
-        entry = plan
-        for c in range(columns):
-            if load_i64(plan + c * PLAN_LINE_BYTES + PLAN_SOURCE) == k:
-                entry = plan + c * PLAN_LINE_BYTES
-        used = read_datum(entry, key + at, size - at, handle_words, handle_sizes, k, free, context + STACK_AT)
+        entry = table.plan
+        for c in range(table.columns):
+            if load_i64(table.plan + c * PLAN_LINE_BYTES + PLAN_SOURCE) == k:
+                entry = table.plan + c * PLAN_LINE_BYTES
+        used = read_datum(entry, key + at, size - at, cells, k, free, context + STACK_AT)
         if used < 0:
             return False
         if load_i64(entry + PLAN_FORM) == BYTES:
             # The strings follow each other. Un-grouped they are shorter than in the key, so the space
             # suffices.
-            free += max(load_i32(handle_sizes + 4 * k), 0)
+            free += max(load_i32(cells.sizes + 4 * k), 0)
         at += used
     store_u64(context + CONTEXT_FREE, free)
     # TiDB pads a common handle of fewer than 9 bytes with zeros (`NewCommonHandle` in TiDB's
@@ -140,26 +155,20 @@ def decode_handle(plan: int, columns: int, context: int) -> bool:
 
 
 @inline
-def put_missing(entry: int, plan: int, columns: int, context: int, words: int, sizes: int) -> int:
+def put_missing(entry: int, table: Table, context: int, cells: RowCells) -> int:
     """Fill the cell of a column that the row lacks, from the key or the default; 0 or a fault's code."""
     source = load_i64(entry + PLAN_SOURCE)
     cell = load_i64(entry + PLAN_CELL)
     if source < 0:
-        put_cell(words, sizes, cell, load_i64(entry + PLAN_DEFAULT_WORD), load_i64(entry + PLAN_DEFAULT_SIZE))
+        put_cell(cells, cell, load_i64(entry + PLAN_DEFAULT_WORD), load_i64(entry + PLAN_DEFAULT_SIZE))
         return 0 if source == FROM_DEFAULT else DEFAULT_FAULT
     if load_i64(context + CONTEXT_DATUMS) == 0:
-        put_cell(words, sizes, cell, load_i64(context + CONTEXT_INT_HANDLE), 0)
+        put_cell(cells, cell, load_i64(context + CONTEXT_INT_HANDLE), 0)
         return 0 if load_i64(context + CONTEXT_KEY_SIZE) == INT_HANDLE_BYTES else KEY_FAULT
     if load_i64(context + CONTEXT_READY) == 0:
-        if not decode_handle(plan, columns, context):
+        if not decode_handle(table, context):
             return KEY_FAULT
         store_u64(context + CONTEXT_READY, 1)
-    handle_sizes = context + HANDLE_SIZES
-    put_cell(
-        words,
-        sizes,
-        cell,
-        load_i64(context + HANDLE_WORDS + 8 * source),
-        load_i32(handle_sizes + 4 * source),
-    )
+    word = load_i64(context + HANDLE_WORDS + 8 * source)
+    put_cell(cells, cell, word, load_i32(context + HANDLE_SIZES + 4 * source))
     return 0

@@ -28,11 +28,12 @@ from tidegate.tidb.kernels.row_context import (
     PLAN_LINE_BYTES,
     STACK_AT,
     VALUE_FAULT,
+    Table,
     fault,
     put_missing,
 )
 from tidegate.tidb.kernels.text import I64, U64
-from tidegate.tidb.kernels.value import PLAN_CELL, decode_value, put_cell
+from tidegate.tidb.kernels.value import PLAN_CELL, RowCells, decode_value, put_cell
 from tidegate.tidb.row import CHECKSUM, EXTRA_CHECKSUM, LARGE
 
 _KNOWN_SUMS: Final = 3
@@ -92,17 +93,9 @@ def lists_apart(ids: int, filled: int, null_ids: int, nulls: int, large: int) ->
 
 
 @inline
-def decode_v2(
-    value: int,
-    length: int,
-    large: int,
-    plan: int,
-    columns: int,
-    context: int,
-    words: int,
-    sizes: int,
-) -> int:
+def decode_v2(value: int, length: int, large: int, table: Table, context: int, cells: RowCells) -> int:
     """Decode a row value of format v2 into the cells of one row; returns 0 or a fault."""
+    plan, columns = table.plan, table.columns
     if length < ROW_HEAD:
         return fault(HEADER_FAULT, 0)
     flags = I64(load_u8(value + FLAGS_AT))
@@ -142,7 +135,7 @@ def decode_v2(
             at += 1
         if at < filled and found == wanted:
             end = row_end(ends, at, large)
-            if not decode_value(entry, data + start, end - start, words, sizes, context + STACK_AT):
+            if not decode_value(entry, data + start, end - start, cells, context + STACK_AT):
                 return fault(VALUE_FAULT, data + start - value)
             last = found
             start = end
@@ -158,11 +151,11 @@ def decode_v2(
             last_null = found
             null_at += 1
         if null_at < nulls and found == wanted:
-            put_cell(words, sizes, load_i64(entry + PLAN_CELL), 0, -1)
+            put_cell(cells, load_i64(entry + PLAN_CELL), 0, -1)
             last_null = found
             null_at += 1
         elif c < columns:
-            code = put_missing(entry, plan, columns, context, words, sizes)
+            code = put_missing(entry, table, context, cells)
             if code != 0:
                 return fault(code, 0)
     if not tail_ok(flags, data + start, room - start):
@@ -175,33 +168,26 @@ def decode_v2(
 
 
 @inline
-def index_lines(plan: int, columns: int, context: int) -> None:
+def index_lines(table: Table, context: int) -> None:
     """Store the number of each column's line by the column's id, for `decode_small`."""
     lines = context + LINES_AT
     for at in range(0, 256, 8):
         store_u64(lines + at, _NO_LINES)
-    for c in range(min(columns, MOST_LINES)):
-        wanted = load_i64(plan + c * PLAN_LINE_BYTES)
+    for c in range(min(table.columns, MOST_LINES)):
+        wanted = load_i64(table.plan + c * PLAN_LINE_BYTES)
         # A larger id cannot be in a row with ids of one byte; the column is then missing there.
         if wanted < 256:
             store_u8(lines + wanted, c)
 
 
 @inline
-def decode_small(
-    value: int,
-    length: int,
-    plan: int,
-    columns: int,
-    context: int,
-    words: int,
-    sizes: int,
-) -> int:
+def decode_small(value: int, length: int, table: Table, context: int, cells: RowCells) -> int:
     """`decode_v2` for a row with ids of one byte, and tables of at most `MOST_LINES` columns.
 
     Each id is looked up instead of merged with the plan: which columns are NULL differs from row to row, so
     the processor would mispredict the branches of a merge.
     """
+    plan, columns = table.plan, table.columns
     if length < ROW_HEAD:
         return fault(HEADER_FAULT, 0)
     flags = I64(load_u8(value + FLAGS_AT))
@@ -232,9 +218,7 @@ def decode_small(
         else:
             # `line` is below 64 (MOST_LINES), so the shift is defined.
             seen |= U64(1) << U64(line)
-            if not decode_value(
-                plan + line * PLAN_LINE_BYTES, data + start, end - start, words, sizes, stack
-            ):
+            if not decode_value(plan + line * PLAN_LINE_BYTES, data + start, end - start, cells, stack):
                 return fault(VALUE_FAULT, data + start - value)
         last = found
         start = end
@@ -250,7 +234,7 @@ def decode_small(
             bit = U64(1) << U64(line)
             twice |= seen & bit
             seen |= bit
-            put_cell(words, sizes, load_i64(plan + line * PLAN_LINE_BYTES + PLAN_CELL), 0, -1)
+            put_cell(cells, load_i64(plan + line * PLAN_LINE_BYTES + PLAN_CELL), 0, -1)
         last = found
     if twice != U64(0):
         return fault(ORDER_FAULT, ROW_HEAD)
@@ -258,9 +242,7 @@ def decode_small(
     # undefined, so no columns are a case of their own.
     missing = seen ^ (~U64(0) >> U64(64 - columns)) if columns > 0 else U64(0)
     while missing != U64(0):
-        code = put_missing(
-            plan + I64(cttz64(missing)) * PLAN_LINE_BYTES, plan, columns, context, words, sizes
-        )
+        code = put_missing(plan + I64(cttz64(missing)) * PLAN_LINE_BYTES, table, context, cells)
         if code != 0:
             return fault(code, 0)
         missing &= missing - U64(1)

@@ -7,7 +7,7 @@ Nothing is read outside the given bytes. Plain twin: `value`.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -101,11 +101,18 @@ def _shapes() -> Any:
 _SHAPES: Final = _shapes()
 
 
+class RowCells(NamedTuple):
+    """The cells of one row: the addresses of their first and of their second words."""
+
+    words: int
+    sizes: int
+
+
 @inline
-def put_cell(words: int, sizes: int, cell: int, word: int, size: int) -> None:
+def put_cell(cells: RowCells, cell: int, word: int, size: int) -> None:
     """Write both words of a cell."""
-    store_u64(words + 8 * cell, word)
-    store_u32(sizes + 4 * cell, size)
+    store_u64(cells.words + 8 * cell, word)
+    store_u32(cells.sizes + 4 * cell, size)
 
 
 @inline
@@ -232,7 +239,7 @@ def load_integer(form: int, end: int, size: int) -> int:
 
 
 @inline
-def decode_value(entry: int, addr: int, size: int, words: int, sizes: int, stack: int) -> bool:
+def decode_value(entry: int, addr: int, size: int, cells: RowCells, stack: int) -> bool:
     """Write one value of `size` bytes at `addr`, in v2's form, into the cell of its plan line; False if
     invalid.
 
@@ -246,12 +253,12 @@ def decode_value(entry: int, addr: int, size: int, words: int, sizes: int, stack
             return False
         word = load_integer(form, addr + size, size)
         # Written before it is checked: the cells of a row with a fault are not used.
-        put_cell(words, sizes, cell, word, 0)
+        put_cell(cells, cell, word, 0)
         return integer_ok(form, word)
     if form == FLOAT:
         if size != 8:
             return False
-        put_cell(words, sizes, cell, float_bits(addr), 0)
+        put_cell(cells, cell, float_bits(addr), 0)
         return True
-    put_cell(words, sizes, cell, addr, size)
+    put_cell(cells, cell, addr, size)
     return bytes_ok(form, addr, size, stack)
