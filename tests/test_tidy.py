@@ -228,7 +228,7 @@ def test_kernels_name_their_numbers_and_have_short_argument_lists() -> None:
 def test_bare_numbers_in_a_kernel_are_found(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(
         "@kernel\n"
-        "def walk(a, b, c, d, e, f, g, h, i):\n"
+        "def walk(a, b, c, d, e, f, g, h):\n"
         "    if kind == np.uint64(5) or load_u8(at) == 34 or length == 8:\n"
         "        store_u8(out, 92)\n"
         "    return load_i64(entry + 24) + load_i32(ends + 4 * i + 4) + load_u64(spans + 32 * i)\n"

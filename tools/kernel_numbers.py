@@ -9,7 +9,7 @@ enum     a number compared with `==`, `!=` or `in`, unless the other side is a s
 ascii    a character's code that is stored as a byte, or compared with a byte
 offset   a number added to the address of a load or store of 4 or 8 bytes, or multiplied into it as the size of
          a record; the next element of an array (`ends + 4 * i + 4`) has no name and needs none
-params   a function that takes more than 8 arguments
+params   a function that takes more than 7 arguments
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1] / "src" / "tidegate"
-MOST_PARAMS: Final = 8
+MOST_PARAMS: Final = 7
 WORDS: Final = frozenset({"U64", "I64", "i64", "int", "np.uint64", "np.int64", "np.uint32", "np.uint8"})
 """Conversions. A number inside one still counts as a bare number."""
 BYTES: Final = frozenset({"byte", "letter", "short", "lead"})

@@ -230,8 +230,8 @@ class Writer:
         null = shape.null + end
         long = len(null) > piece_kernels.SHORT_TEXT
         ends = [
-            _short(shape.behind + end),
-            piece_kernels.LONG_NULL if long else _short(null),
+            piece_kernels.short_text(shape.behind + end),
+            piece_kernels.LONG_NULL if long else piece_kernels.short_text(null),
             len(shape.before),
         ]
         piece = self.pieces[-1]
@@ -267,7 +267,7 @@ class Writer:
         self._piece(piece_kernels.CHECKSUM, param=part)
 
     def promoted(self, param: int, position: int, image: int) -> None:
-        """Add a number that depends on the size of a column's value, see `row_kernels.put_promoted`."""
+        """Add a number that depends on the size of a column's value; `param`: a `piece_kernels.promotion`."""
         self._piece(piece_kernels.PROMOTED, position, image, param)
 
     def only_changed(self, opening: bytes) -> None:
@@ -383,12 +383,6 @@ def _growing(key: Int64s, forms: Sequence[int], *, framed: bool) -> list[tuple[i
         for i, form in enumerate(forms)
         if form in piece_kernels.VALUE_FACTOR
     ]
-
-
-def _short(text: bytes) -> int:
-    """A short text and its length in one word, as the kernels store it."""
-    assert len(text) <= piece_kernels.SHORT_TEXT, f"{text!r} is no short text"
-    return int.from_bytes(text, "little") | len(text) << 56
 
 
 def _constants(part: Int64s) -> int:

@@ -112,6 +112,15 @@ class Fields(NamedTuple):
     """For a value, -1: the group's messages are deletes, whose keys have the cells."""
 
 
+class GroupRecords(NamedTuple):
+    """The records in the messages of a group."""
+
+    key: Fields
+    value: Fields
+    columns: int
+    """The columns of the table, which are the cells of one image."""
+
+
 @inline
 def walk_sized(at: int, end: int, field: int, form: int, starts: int, lengths: int, result: int) -> int:
     """Walk a field of text or bytes; returns its end, 0 if the plain decoder must decide."""
@@ -275,25 +284,19 @@ def read_heads(message_count: int, spans: int, groups: int, found: int) -> int:
 
 @kernel
 def walk_records(
-    row_count: int,
-    rows: int,
-    spans: int,
-    of_key: Fields,
-    of_value: Fields,
-    columns: int,
-    cells: MessageCells,
-    spare: int,
+    row_count: int, rows: int, spans: int, records: GroupRecords, cells: MessageCells, spare: int
 ) -> int:
     """Walk the messages numbered in i64[row_count] `rows`, all of one group; returns how many succeeded.
 
     spans: an array of MESSAGE. cells: those of row number i are at place i; if there is space for two images,
-    the old one has its cells after the first `columns`. spare: takes the cells of a key whose message has a
+    the old one has its cells after those of the new one. spare: takes the cells of a key whose message has a
     value, which are not used.
 
     Reads the messages. Writes cells and results, and `spare`. Bound: `stride` cells a message. Twin:
     `tidegate.codec.protocols.avro.plain.AvroDecoder.decode`.
     """
-    stride = cells.stride
+    stride, columns = cells.stride, records.columns
+    of_key, of_value = records.key, records.value
     walked = 0
     for i in range(row_count):
         span = spans + MESSAGE_BYTES * load_i64(rows + 8 * i)
@@ -353,4 +356,4 @@ def walk_records(
 def warm() -> None:
     """Compile kernels that are not in numba's cache yet, by calling them with no rows."""
     read_heads(0, 0, 0, 0)
-    walk_records(0, 0, 0, Fields(0, 0), Fields(0, 0), 0, MessageCells(0, 0, 0, 1), 0)
+    walk_records(0, 0, 0, GroupRecords(Fields(0, 0), Fields(0, 0), 0), MessageCells(0, 0, 0, 1), 0)

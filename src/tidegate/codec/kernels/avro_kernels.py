@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from tidegate.codec.kernels.avro_decimal_kernels import put_decimal_bytes
-from tidegate.codec.kernels.encode_kernels import end_message
+from tidegate.codec.kernels.encode_kernels import Span, end_message, null_span
 from tidegate.codec.kernels.job_kernels import (
     DONE,
     J_AT,
@@ -368,16 +368,10 @@ def encode_avro(job: int) -> int:
             store_u64(job + J_NEED, out - key + RECORD_OVERHEAD)
             status = TOO_LARGE
             break
-        end_message(
-            job,
-            row,
-            key if keyed else data - 1,
-            start if keyed else data - 2,
-            start if valued else data,
-            out if valued else data - 1,
-            row,
-            1,
-        )
+        named = Span(key, start) if keyed else null_span(data)
+        # A delete without a value begins at 0 and has the length -1.
+        written = Span(start, out) if valued else Span(data, data - 1)
+        end_message(job, row, named, written, row, 1)
         row += 1
     store_u64(job + J_OUT, out - data)
     store_u64(job + J_AT, row)

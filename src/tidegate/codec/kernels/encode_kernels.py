@@ -17,7 +17,7 @@ copied 32 bytes at a time: buffers end with `kernel.PAD` spare bytes.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -84,16 +84,27 @@ _HELD_VALUES: Final = (1 << _HELD_KEYS_AT) - 1
 """How J_HELD_BYTES has the bytes of keys above those of values."""
 
 
+class Span(NamedTuple):
+    """The bytes of a key or value in data: the addresses of the first and after the last one."""
+
+    start: int
+    end: int
+
+
 @inline
-def end_message(
-    job: int, number: int, key_start: int, key_end: int, start: int, end: int, row: int, rows: int
-) -> None:
-    """Note one finished message."""
+def null_span(data: int) -> Span:
+    """The span of a null in `data`: its start and length become -1."""
+    return Span(data - 1, data - 2)
+
+
+@inline
+def end_message(job: int, number: int, key: Span, value: Span, row: int, rows: int) -> None:
+    """Note one finished message of `rows` rows; `row` is one of them."""
     data = load_i64(job + J_DATA)
-    store_u64(load_i64(job + J_KEY_START) + 8 * number, key_start - data)
-    store_u64(load_i64(job + J_KEY_LENGTH) + 8 * number, key_end - key_start)
-    store_u64(load_i64(job + J_VALUE_START) + 8 * number, start - data)
-    store_u64(load_i64(job + J_VALUE_LENGTH) + 8 * number, end - start)
+    store_u64(load_i64(job + J_KEY_START) + 8 * number, key.start - data)
+    store_u64(load_i64(job + J_KEY_LENGTH) + 8 * number, key.end - key.start)
+    store_u64(load_i64(job + J_VALUE_START) + 8 * number, value.start - data)
+    store_u64(load_i64(job + J_VALUE_LENGTH) + 8 * number, value.end - value.start)
     store_u32(
         load_i64(job + J_MESSAGE_PARTITION) + 4 * number, load_u32(load_i64(job + J_PARTITION) + 4 * row)
     )
@@ -135,8 +146,8 @@ def encode_single(job: int) -> int:
             store_u64(job + J_NEED, out - key + RECORD_OVERHEAD)
             status = TOO_LARGE
             break
-        # Without a key, start and length become -1, which means null.
-        end_message(job, row, key if keyed else data - 1, start if keyed else data - 2, start, out, row, 1)
+        named = Span(key, start) if keyed else null_span(data)
+        end_message(job, row, named, Span(start, out), row, 1)
         row += 1
     store_u64(job + J_OUT, out - data)
     store_u64(job + J_AT, row)
@@ -231,7 +242,7 @@ def encode_framed(job: int) -> int:
                 fresh = True
         if fresh:
             if held > 0:
-                end_message(job, number, key_start, key_out, start, out, before, held)
+                end_message(job, number, Span(key_start, key_out), Span(start, out), before, held)
                 number += 1
             held = 0
             key_start = key_out
@@ -245,7 +256,7 @@ def encode_framed(job: int) -> int:
         at += 1
     if status == DONE and held > 0:
         row = load_i64(order + 8 * (rows - 1)) if order else rows - 1
-        end_message(job, number, key_start, key_out, start, out, row, held)
+        end_message(job, number, Span(key_start, key_out), Span(start, out), row, held)
         number += 1
         held = 0
     # The values of one message are far below 2**40 bytes, so they do not reach the bits of the keys.

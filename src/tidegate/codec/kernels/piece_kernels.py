@@ -63,11 +63,36 @@ PIECE_BYTES: Final = PIECE.size
     P_CONST, P_LENGTH, P_FORM, P_CELL, P_IMAGE, P_PARAM, P_TAIL, P_NULL, P_NULL_BACK, P_ONLY_CHANGED, P_OPEN,
     P_OPEN_LENGTH,
 ) = PIECE.offsets()  # fmt: skip
-TRUE, FALSE = (int.from_bytes(word, "little") | len(word) << 56 for word in (b"true", b"false"))
-"""The texts true and false as short texts."""
-LONG_NULL: Final = -1
 SHORT_TEXT: Final = 7
-"""The most bytes of a short text, which is a word with its length in the highest byte."""
+"""The most bytes of a short text, see `short_text`."""
+SHORT_SIZE_AT: Final = 8 * SHORT_TEXT
+"""The lowest bit of the length in a short text."""
+
+
+def short_text(text: bytes) -> int:
+    """A short text as the word that kernels store: its bytes, and its length in the highest byte."""
+    assert len(text) <= SHORT_TEXT, f"{text!r} is no short text"
+    return int.from_bytes(text, "little") | len(text) << SHORT_SIZE_AT
+
+
+TRUE, FALSE = short_text(b"true"), short_text(b"false")
+LONG_NULL: Final = -1
+# The parameter of PROMOTED, see `promotion`: where its parts are, and their masks.
+PROMOTED_TEXT: Final = 0xFFFF
+FITTING_AT: Final = 16
+LIMIT_BITS_AT, LIMIT_BITS = 32, 63
+
+
+def promotion(limit: int, fitting: bytes, promoted: bytes) -> int:
+    """The parameter of a PROMOTED piece: a text for values up to `limit`, and one for larger values.
+
+    `limit` is a power of two minus one. A text has one character or two.
+    """
+    assert limit & (limit + 1) == 0, f"{limit} is not all bits"
+    first, second = (int.from_bytes(text, "little") for text in (fitting, promoted))
+    return limit.bit_length() << LIMIT_BITS_AT | first << FITTING_AT | second
+
+
 VALUE_FACTOR: Final = {TEXT: 6, QUOTED: 6, LATIN1: 6, BASE64: 2, JSON: 8, VECTOR: 16} | connect.FACTORS
 """The most bytes of text for each byte of a value of variable size; 64 more are added."""
 FIXED_SIZE: Final = {

@@ -46,12 +46,15 @@ from tidegate.codec.kernels.piece_kernels import (
     DOUBLE_FIXED,
     DOUBLE_JSON,
     FALSE,
+    FITTING_AT,
     FLOAT_FIXED,
     FLOAT_JSON,
     GROUP_END,
     INT,
     JSON,
     LATIN1,
+    LIMIT_BITS,
+    LIMIT_BITS_AT,
     LONG_NULL,
     MILLISECONDS,
     P_CELL,
@@ -69,8 +72,10 @@ from tidegate.codec.kernels.piece_kernels import (
     PHYSICAL_ID,
     PIECE_BYTES,
     PROMOTED,
+    PROMOTED_TEXT,
     QUOTED,
     ROW_ID,
+    SHORT_SIZE_AT,
     START_TS,
     SUM_CORRUPTED,
     SUM_CURRENT,
@@ -124,13 +129,16 @@ CURRENT_AT, PREVIOUS_AT, VERSION_AT, CORRUPTED_AT, KNOWN_AT = (
     for name in ("current", "previous", "version", "corrupted", "known")
 )
 _MILLIS_SHIFT: Final = U64(LOGICAL_BITS)
+_ONE_BYTE: Final = 0xFF
+"""The largest text of one character."""
 
 
 @inline
-def put_value(
-    out: int, form: int, param: int, word: int, size: int, scratch: int, stack: int, printable: int
-) -> int:
-    """The text of one value that is not NULL. The most common forms are tested first."""
+def put_value(out: int, form: int, param: int, word: int, size: int, job: int) -> int:
+    """The text of one value that is not NULL. The most common forms are tested first.
+
+    The job's memory is read where a form needs it: few do, and it need not be kept in registers.
+    """
     if form == INT:
         return put_i64(out, word)
     if form == TEXT:
@@ -149,9 +157,10 @@ def put_value(
         return put_duration(out, word, param)
     if form == JSON:
         # First as TiDB prints it, then escaped like any text.
-        return put_text(out, scratch, put_json(scratch, word, size, stack) - scratch, param)
+        scratch = load_i64(job + J_SCRATCH)
+        return put_text(out, scratch, put_json(scratch, word, size, load_i64(job + J_STACK)) - scratch, param)
     if form == QUOTED:
-        return put_quoted(out, word, size, printable, param)
+        return put_quoted(out, word, size, load_i64(job + J_PRINTABLE), param)
     if form == LATIN1:
         return put_latin1(out, word, size)
     if form == DOUBLE_JSON:
@@ -164,7 +173,8 @@ def put_value(
         return put_float_fixed(out, word)
     if form == VECTOR:
         return put_vector(out, word, size)
-    return put_connected(out, form, param, word, size, scratch, stack)
+    scratch = load_i64(job + J_SCRATCH)
+    return put_connected(out, form, param, word, size, scratch, load_i64(job + J_STACK))
 
 
 @kernel
@@ -177,15 +187,12 @@ def same_text(
     each byte of the larger value, and 512 more: JSON's raw text, then both texts. Twin: the encoder of each
     protocol; `tests.contracts.test_codecs.test_any_row_keeps_the_contract` compares them.
     """
-    stack = load_i64(job + J_STACK)
-    printable = load_i64(job + J_PRINTABLE)
-    scratch = load_i64(job + J_SCRATCH)
     # `blocks` gives 24 bytes of scratch memory for each byte of the largest value, and 8192 more: three of
-    # these parts.
+    # these parts. `put_value` uses the first one.
     room = 8 * max(left_size, right_size, 64) + 512
-    first = scratch + room
-    middle = put_value(first, form, param, left, left_size, scratch, stack, printable)
-    last = put_value(middle, form, param, right, right_size, scratch, stack, printable)
+    first = load_i64(job + J_SCRATCH) + room
+    middle = put_value(first, form, param, left, left_size, job)
+    last = put_value(middle, form, param, right, right_size, job)
     size = middle - first
     return last - middle == size and same_bytes(first, middle, size)
 
@@ -212,7 +219,7 @@ def put_short(out: int, text: int) -> int:
     """Write a short text."""
     # All 8 bytes are stored, the length as well. The next write replaces those after the text.
     store_u64(out, text)
-    return out + (text >> 56)
+    return out + (text >> SHORT_SIZE_AT)
 
 
 @inline
@@ -228,29 +235,27 @@ def put_null(out: int, piece: int) -> int:
 
 
 @kernel
-def put_apart(
-    out: int, form: int, param: int, word: int, size: int, scratch: int, stack: int, printable: int
-) -> int:
+def put_apart(out: int, form: int, param: int, word: int, size: int, job: int) -> int:
     """`put_value` as a kernel of its own, for keys: inlined there it would double the code of every kernel.
 
-    Reads the bytes of the value. Writes `out`, and `scratch` on the way. Bound: VALUE_FACTOR and FIXED_SIZE.
-    Twin: the encoder of each protocol;
+    Reads the bytes of the value. Writes `out`, and the job's scratch memory on the way. Bound: VALUE_FACTOR
+    and FIXED_SIZE. Twin: the encoder of each protocol;
     `tests.contracts.test_codecs.test_a_key_of_text_is_counted_with_its_escapes` compares keys.
     """
-    return put_value(out, form, param, word, size, scratch, stack, printable)
+    return put_value(out, form, param, word, size, job)
 
 
 @inline
 def put_promoted(out: int, param: int, word: int, size: int) -> int:
-    """The Java type of an unsigned column: param = bits of the limit << 32 | text << 16 | promoted text."""
-    limit = (param >> 32) & 63
-    text = (param >> 16) & 0xFFFF
+    """The Java type of an unsigned column; `param` is a `piece_kernels.promotion`."""
+    limit = (param >> LIMIT_BITS_AT) & LIMIT_BITS
+    text = (param >> FITTING_AT) & PROMOTED_TEXT
     # If the value needs more bits than the signed Java type has, the type is the next larger one.
     if size >= 0 and U64(word) >> U64(limit) != U64(0):
-        text = param & 0xFFFF
+        text = param & PROMOTED_TEXT
     # Two bytes in any case. The upper one of a text of one character is 0, and the next write replaces it.
     store_u16(out, text)
-    return out + (1 if text < 256 else 2)
+    return out + (1 if text <= _ONE_BYTE else 2)
 
 
 @inline
@@ -278,12 +283,13 @@ def put_checksum(out: int, part: int, op: int, found: int) -> int:
 
 
 @inline
-def put_seldom(out: int, job: int, piece: int, op: int, row: int, found: int) -> int:
-    """A piece of a form that few messages use, with its constant; `found`: the row's checksum.
+def put_seldom(out: int, job: int, piece: int, op: int, row: int) -> int:
+    """A piece of a form that few messages use, with its constant.
 
     If the row has no checksum, a part of it is left out together with its constant.
     """
     form = load_i64(piece + P_FORM)
+    found = checksum_of(job, row) if form == CHECKSUM else 0
     # Before the constant is written, because the name of the field is in it.
     if form == CHECKSUM and found == 0:
         return out
@@ -327,14 +333,10 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
     new_sizes = load_i64(job + J_NEW_SIZES) + 4 * row * load_i64(job + J_NEW_STRIDE)
     old_words = load_i64(job + J_OLD_WORDS) + 8 * row * load_i64(job + J_OLD_STRIDE)
     old_sizes = load_i64(job + J_OLD_SIZES) + 4 * row * load_i64(job + J_OLD_STRIDE)
-    scratch = load_i64(job + J_SCRATCH)
-    stack = load_i64(job + J_STACK)
-    printable = load_i64(job + J_PRINTABLE)
     pieces = load_i64(job + J_PIECES) + RUN_BYTES * op
     piece = load_i64(pieces + RUN_AT)
     last = piece + PIECE_BYTES * load_i64(pieces + RUN_SIZE)
     kept = 0
-    found = checksum_of(job, row)
     while piece < last:
         form = load_i64(piece + P_FORM)
         cell = load_i64(piece + P_CELL)
@@ -362,7 +364,7 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
             piece += PIECE_BYTES
             continue
         if form >= CHECKSUM:
-            out = put_seldom(out, job, piece, op, row, found)
+            out = put_seldom(out, job, piece, op, row)
             piece += PIECE_BYTES
             continue
         out = put_const(out, source, length)
@@ -378,7 +380,7 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
             if size < 0:
                 out = put_null(out, piece)
             else:
-                out = put_value(out, form, param, word, size, scratch, stack, printable)
+                out = put_value(out, form, param, word, size, job)
                 out = put_short(out, load_i64(piece + P_TAIL))
         piece += PIECE_BYTES
     return out
@@ -398,11 +400,7 @@ def put_key_cell(out: int, job: int, piece: int, op: int, row: int) -> int:
         size = I64(load_i32(load_i64(job + J_NEW_SIZES) + 4 * at))
     if size < 0:
         return put_null(out, piece)
-    scratch = load_i64(job + J_SCRATCH)
-    stack = load_i64(job + J_STACK)
-    printable = load_i64(job + J_PRINTABLE)
-    form = load_i64(piece + P_FORM)
-    out = put_apart(out, form, load_i64(piece + P_PARAM), word, size, scratch, stack, printable)
+    out = put_apart(out, load_i64(piece + P_FORM), load_i64(piece + P_PARAM), word, size, job)
     return put_short(out, load_i64(piece + P_TAIL))
 
 

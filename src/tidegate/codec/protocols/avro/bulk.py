@@ -195,11 +195,14 @@ class AvroBulkDecoder:
         key = None if of_key is None else _plan_of(of_key, base, value=False)
         value = None if of_value is None else _plan_of(of_value, 0, value=True)
         spare = np.empty(2 * (0 if key is None else len(key)) + 1, dtype=np.int64)
-        kernels.walk_records(
-            *(len(walked.rows), address(walked.rows), address(messages.spans)),
+        records = kernels.GroupRecords(
             kernels.Fields(0, 0) if key is None else kernels.Fields(address(key.fields), len(key)),
             kernels.Fields(0, -1) if value is None else kernels.Fields(address(value.fields), len(value)),
-            *(columns, walked.cells, address(spare)),
+            columns,
+        )
+        kernels.walk_records(
+            *(len(walked.rows), address(walked.rows), address(messages.spans)),
+            *(records, walked.cells, address(spare)),
         )
 
     def _table(

@@ -122,8 +122,7 @@ class _Pieces:
             plain = java_type(column, None)
             if column.unsigned and column.mysql_type in PROMOTED:
                 limit, promoted = PROMOTED[column.mysql_type]
-                normal, high = (int.from_bytes(b"%d" % code, "little") for code in (plain, promoted))
-                write.promoted(limit.bit_length() << 32 | normal << 16 | high, i, image)
+                write.promoted(piece_kernels.promotion(limit, b"%d" % plain, b"%d" % promoted), i, image)
             else:
                 write.text(b"%d" % plain)
             opening = b","
