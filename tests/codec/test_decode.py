@@ -333,6 +333,38 @@ def test_a_thousand_tables_in_turns_are_taken_by_the_kernel() -> None:
     assert sum(len(table) for table in found.rows) == 1500
 
 
+def test_tables_in_runs_of_any_length_are_taken_by_the_kernel() -> None:
+    """The template of the two items before is tried first, and names of one length tell it from others."""
+    options, pairs, chosen = OPTIONS["open"], [], random.Random(5)
+    for number in range(600):
+        table, wide = chosen.randrange(4), chosen.random() < 0.2
+        for _ in range(chosen.randrange(1, 6)):
+            columns = b'"a":{"t":3,"h":true,"f":11,"v":%d}' % len(pairs)
+            columns += b',"c":{"t":3,"f":0,"v":7}' if wide else b""
+            key = b'{"ts":%d,"scm":"s","tbl":"t%d","t":1}' % (number + 1, table)
+            pairs.append(_framed(key, b'{"u":{%s}}' % columns))
+    found = _in_bulk(options, pairs, pairs)
+    assert sum(len(table) for table in found.rows) == len(pairs)
+
+
+def test_a_ts_of_any_number_of_digits_is_taken_by_the_kernel() -> None:
+    for size in range(1, 20):
+        for digits in (10 ** (size - 1), 10**size - 1):
+            _in_bulk(OPTIONS["open"], [_of_ts(b"1")], [_of_ts(b"%d" % digits)])
+
+
+@given(at=st.integers(0, 17), byte=st.integers(0, 255).filter(lambda byte: byte not in b"0123456789"))
+def test_any_other_byte_in_a_ts_is_left_to_the_plain_decoder(at: int, byte: int) -> None:
+    digits = bytearray(b"470613016205066241")
+    digits[at] = byte
+    _in_bulk(OPTIONS["open"], [_of_ts(b"1")], [_of_ts(bytes(digits))], plainly=1)
+
+
+def _of_ts(ts: bytes) -> tuple[bytes, bytes]:
+    columns = b'{"a":{"t":3,"h":true,"f":11,"v":1}}'
+    return _framed(b'{"ts":%s,"scm":"s","tbl":"t","t":1}' % ts, b'{"u":%s}' % columns)
+
+
 def test_batches_of_more_bytes_than_offsets_reach_are_decoded_in_halves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

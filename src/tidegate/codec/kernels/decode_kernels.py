@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tidegate.codec.kernels.json_scan_kernels import NO_DIGITS, ZEROS, eight_digits
 from tidegate.codec.kernels.string_decode_kernels import take_base64, take_string, unquote
 from tidegate.codec.kernels.template_kernels import (
     ESCAPED,
@@ -18,6 +19,8 @@ from tidegate.codec.kernels.template_kernels import (
     RESULT_BYTES,
     RESULT_OP,
     RESULT_SPAN,
+    SPAN_AT,
+    SPAN_FLAGS,
     Spans,
 )
 from tidegate.kernel import (
@@ -66,38 +69,19 @@ CHUNK: Final = 64
 """Rows at a time: one 64-bit word of validity."""
 
 _MAX_NEGATIVE: Final = U64(1 << 63)
-_ZEROS: Final = U64(0x3030303030303030)
-_SIXES: Final = U64(0x0606060606060606)
-_HIGH_NIBBLES: Final = U64(0xF0F0F0F0F0F0F0F0)
 _TEN_TO_16: Final = U64(10**16)
 _MOST_TOP: Final = U64((1 << 64) // 10**16)
 _MOST_REST: Final = U64((1 << 64) % 10**16)
 
 
 @inline
-def eight_digits(word: int) -> Any:
-    """The number of 8 decimal digits in text order; 2**64 - 1 if some byte is not a digit."""
-    bits = U64(word)
-    # A digit is 0x30 to 0x39: the high nibble is 3, and still 3 after 6 is added. Only a byte from 0xFA on
-    # carries into the next one, and its own high nibble fails.
-    if ((bits & _HIGH_NIBBLES) | (((bits + _SIXES) & _HIGH_NIBBLES) >> U64(4))) != U64(0x3333333333333333):
-        return ~U64(0)
-    # Pairs, then fours, then eight digits are joined, each step by one multiplication for all lanes.
-    bits -= _ZEROS
-    bits = bits * U64(10) + (bits >> U64(8))
-    low = (bits & U64(0x000000FF000000FF)) * U64(0x000F424000000064)
-    high = ((bits >> U64(16)) & U64(0x000000FF000000FF)) * U64(0x0000271000000001)
-    return ((low + high) & ~U64(0)) >> U64(32)
-
-
-@inline
 def few_digits(end: int, size: int) -> Any:
-    """The number of 1 to 8 digits that end at `end`, from the 8 bytes before it; 2**64 - 1 as above."""
+    """The number of 1 to 8 digits that end at `end`, from the 8 bytes before it; NO_DIGITS as there."""
     # `compiled` asserts that 8 constant bytes precede the first cell, so this stays inside the message.
     word = load_u64(end - 8)
     if size < 8:
         gone = U64(64 - 8 * size)
-        word = ((word >> gone) << gone) | (_ZEROS & ((U64(1) << gone) - U64(1)))
+        word = ((word >> gone) << gone) | (ZEROS & ((U64(1) << gone) - U64(1)))
     return eight_digits(word)
 
 
@@ -108,16 +92,16 @@ def read_digits(at: int, size: int) -> tuple[Any, bool]:
         return U64(0), False
     if size <= 8:
         value = few_digits(at + size, size)
-        return value, value != ~U64(0)
+        return value, value != NO_DIGITS
     end = at + size
     last = eight_digits(load_u64(end - 8))
     if size <= 16:
         first = few_digits(end - 8, size - 8)
-        return first * U64(100000000) + last, first != ~U64(0) and last != ~U64(0)
+        return first * U64(100000000) + last, first != NO_DIGITS and last != NO_DIGITS
     middle = eight_digits(load_u64(end - 16))
     first = few_digits(end - 16, size - 16)
     rest = middle * U64(100000000) + last
-    good = first != ~U64(0) and middle != ~U64(0) and last != ~U64(0)
+    good = first != NO_DIGITS and middle != NO_DIGITS and last != NO_DIGITS
     # Compared in parts, because the whole number may not fit.
     if first > _MOST_TOP or (first == _MOST_TOP and rest >= _MOST_REST):
         good = False
@@ -127,10 +111,10 @@ def read_digits(at: int, size: int) -> tuple[Any, bool]:
 @inline
 def read_integer(word: int, size: int, unsigned: bool, wanted: int) -> tuple[Any, bool]:
     """(the 64 bits of the integer in a span, whether it is an integer that fits its column)."""
-    at = word >> 2
+    at = word >> SPAN_AT
     negative = size > 0 and load_u8(at) == MINUS
     value, good = read_digits(at + negative, size - negative)
-    if word & 3 != wanted:
+    if word & SPAN_FLAGS != wanted:
         good = False
     if unsigned:
         return value, good and not negative
@@ -143,9 +127,9 @@ def read_integer(word: int, size: int, unsigned: bool, wanted: int) -> tuple[Any
 @inline
 def read_text(out: int, word: int, size: int, mode: int, in_quotes: bool) -> int:
     """Write the bytes that a span represents to `out`; returns their end, 0 if the span is not valid."""
-    at = word >> 2
+    at = word >> SPAN_AT
     if not in_quotes:
-        if word & 3:
+        if word & SPAN_FLAGS:
             return 0
         copy_exact(out, at, size)
         return out + size

@@ -35,10 +35,46 @@ _ONES: Final = U64(0x0101010101010101)
 _HIGH_BITS: Final = U64(0x8080808080808080)
 MIX: Final = U64(0x9E3779B97F4A7C15)
 
+ZEROS: Final = U64(0x3030303030303030)
+"""Eight digits 0."""
+NO_DIGITS: Final = U64((1 << 64) - 1)
+"""The result for text that is no number; no number here is as large."""
+_SIXES: Final = U64(0x0606060606060606)
+_HIGH_NIBBLES: Final = U64(0xF0F0F0F0F0F0F0F0)
+_THREES: Final = U64(0x3333333333333333)
+_TEN_TO_8: Final = U64(10**8)
+
+
+@inline
+def no_digits(bits: Any) -> Any:
+    """0 if eight bytes are decimal digits; otherwise its lowest byte that is not 0 marks the first other."""
+    # A digit is 0x30 to 0x39: the high nibble is 3, and still 3 after 6 is added. Only a byte from 0xFA on
+    # carries into the next one, and its own high nibble fails.
+    return ((bits & _HIGH_NIBBLES) | (((bits + _SIXES) & _HIGH_NIBBLES) >> U64(4))) ^ _THREES
+
+
+@inline
+def eight_digits(word: Any) -> Any:
+    """The number of 8 decimal digits in text order; NO_DIGITS if some byte is not a digit."""
+    bits = U64(word)
+    if no_digits(bits) != U64(0):
+        return NO_DIGITS
+    # Pairs, then fours, then eight digits are joined, each step by one multiplication for all lanes.
+    bits -= ZEROS
+    bits = bits * U64(10) + (bits >> U64(8))
+    low = (bits & U64(0x000000FF000000FF)) * U64(0x000F424000000064)
+    high = ((bits >> U64(16)) & U64(0x000000FF000000FF)) * U64(0x0000271000000001)
+    return ((low + high) & ~U64(0)) >> U64(32)
+
 
 @inline
 def scan_digits(at: int, end: int) -> int:
     """The end of a run of decimal digits."""
+    while at + 8 <= end:
+        others = no_digits(load_u64(at))
+        if others != U64(0):
+            return at + (I64(cttz64(others)) >> 3)
+        at += 8
     while at < end and ZERO <= I64(load_u8(at)) <= NINE:
         at += 1
     return at
@@ -118,15 +154,21 @@ def scan_string(at: int, end: int) -> tuple[int, int]:
 
 @inline
 def read_unsigned(at: int, end: int) -> Any:
-    """The U64 of plain digits; 2**64 - 1, which is no timestamp, for more than 64 bits and for other text."""
+    """The U64 of plain digits; NO_DIGITS, which is no timestamp, for more than 64 bits and for other text."""
     value = U64(0)
     # 19 digits are below 2**64, so no step overflows.
     if at >= end or end - at > 19:
-        return ~U64(0)
+        return NO_DIGITS
+    while at + 8 <= end:
+        eight = eight_digits(load_u64(at))
+        if eight == NO_DIGITS:
+            return NO_DIGITS
+        value = value * _TEN_TO_8 + eight
+        at += 8
     while at < end:
         digit = I64(load_u8(at)) - ZERO
         if digit < 0 or digit > 9:
-            return ~U64(0)
+            return NO_DIGITS
         value = value * U64(10) + U64(digit)
         at += 1
     return value

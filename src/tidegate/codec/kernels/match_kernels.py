@@ -22,6 +22,7 @@ import numpy as np
 from tidegate.codec.kernels.batch_kernels import split_batches
 from tidegate.codec.kernels.json_scan_kernels import (
     MIX,
+    NO_DIGITS,
     hash_name,
     hash_text,
     read_unsigned,
@@ -78,6 +79,7 @@ from tidegate.codec.kernels.template_kernels import (
     S_TAIL,
     S_TAIL_LENGTH,
     SEEN,
+    SPAN_AT,
     STRING,
     TEXT_ALONE,
     TIMESTAMP,
@@ -169,7 +171,7 @@ def scalar(at: int, end: int, form: int, cell: int, starts: int, lengths: int, r
         if close == 0:
             return 0
         # An address has far fewer than 62 bits, so both flags fit below it.
-        store_u64(starts + 8 * cell, ((at + 1) << 2) | flags | IS_STRING)
+        store_u64(starts + 8 * cell, ((at + 1) << SPAN_AT) | flags | IS_STRING)
         store_u32(lengths + 4 * cell, close - at - 1)
         return close + 1
     if form in (CELL, WRAPPED) and byte == LOWER_N:
@@ -182,7 +184,7 @@ def scalar(at: int, end: int, form: int, cell: int, starts: int, lengths: int, r
     if stop == at:
         return 0
     if form == CELL:
-        store_u64(starts + 8 * cell, at << 2)
+        store_u64(starts + 8 * cell, at << SPAN_AT)
         store_u32(lengths + 4 * cell, stop - at)
     elif byte == LOWER_T or byte == LOWER_F:
         return 0
@@ -190,7 +192,7 @@ def scalar(at: int, end: int, form: int, cell: int, starts: int, lengths: int, r
         ts = read_unsigned(at, stop)
         # Milliseconds are shifted up to make a ts. A number with a bit in the upper LOGICAL_BITS would lose
         # it.
-        if ts == ~U64(0) or (form == MILLISECONDS and ts >> U64(64 - LOGICAL_BITS) != U64(0)):
+        if ts == NO_DIGITS or (form == MILLISECONDS and ts >> U64(64 - LOGICAL_BITS) != U64(0)):
             return 0
         store_u64(result + RESULT_TS, ts << U64(LOGICAL_BITS) if form == MILLISECONDS else ts)
     return stop
@@ -352,7 +354,7 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
             close, flags = scan_string(at, end)
             if close == 0 or close + 1 >= end or load_u8(close + 1) != CLOSE_BRACE:
                 return False
-            store_u64(starts + 8 * cell, (at << 2) | flags | IS_STRING)
+            store_u64(starts + 8 * cell, (at << SPAN_AT) | flags | IS_STRING)
             store_u32(lengths + 4 * cell, close - at)
             at = close + 2
             continue
@@ -380,6 +382,22 @@ def fits_template(item: int, lists: int, starts: int, lengths: int, result: int)
     return False
 
 
+@inline
+def find_route(item: int, known: Templates) -> int:
+    """The address of the ROUTE by which an item's templates are found; 0 if its head does not match."""
+    side = load_i64(item + known.head_at)
+    hashed = route(side, side + load_i64(item + known.head_at + RUN_SIZE), known.head, known.head_pieces)
+    if hashed == U64(0):
+        return 0
+    place = I64(hashed) & known.mask
+    found = known.routes + ROUTE_BYTES * place
+    # Only hashes are compared. A collision costs the walk over a wrong template, which then does not fit.
+    while load_i64(found + ROUTE_TEMPLATE) != 0 and load_u64(found + ROUTE_HASH) != hashed:
+        place = (place + 1) & known.mask
+        found = known.routes + ROUTE_BYTES * place
+    return found
+
+
 @kernel
 def match_items(item_count: int, items: int, known: Templates, spans: Spans) -> int:
     """Match items, a MESSAGE each, with the templates of all tables; returns how many matched.
@@ -387,43 +405,44 @@ def match_items(item_count: int, items: int, known: Templates, spans: Spans) -> 
     Reads items and templates. Writes spans, and the order in which templates are tried. Bound: as many spans
     as the widest template has, for each item. Twin: the plain decoder of each protocol;
     `tests.contracts.test_codecs.test_damaged_messages_decode_alike` compares them. Trick: constants are
-    compared 8 bytes at a time, and only the values between them are scanned.
+    compared 8 bytes at a time, and only the values between them are scanned. If two items in
+    turn had one template, the next one tries it before its route is hashed.
     """
     matched = 0
     span = 0
+    last = -1
+    repeated = -1
     for i in range(item_count):
         item = items + MESSAGE_BYTES * i
         result = spans.results + RESULT_BYTES * i
         store_u64(result + RESULT_TEMPLATE, -1)
-        side = load_i64(item + known.head_at)
-        hashed = route(side, side + load_i64(item + known.head_at + RUN_SIZE), known.head, known.head_pieces)
-        if hashed == U64(0):
-            continue
-        place = I64(hashed) & known.mask
-        found = known.routes + ROUTE_BYTES * place
-        # Only hashes are compared. A collision costs the walk over a wrong template, which then does not
-        # fit.
-        while load_i64(found + ROUTE_TEMPLATE) != 0 and load_u64(found + ROUTE_HASH) != hashed:
-            place = (place + 1) & known.mask
-            found = known.routes + ROUTE_BYTES * place
-        first = load_i64(found + ROUTE_TEMPLATE) - 1
-        number = first
+        found = 0
+        number = repeated
         before = -1
         row_starts = spans.starts + 8 * span
         row_lengths = spans.lengths + 4 * span
         # A template that does not fit may have written spans. They are of no harm: `span` does not move, so
         # the next template or item overwrites them.
-        while number >= 0 and not fits_template(
+        while number < 0 or not fits_template(
             item, known.lists + LISTS_BYTES * number, row_starts, row_lengths, result
         ):
-            before = number
-            number = load_i64(known.following + 8 * number)
+            # The chain of the item's route begins after the repeated template, which need not be in it.
+            if found == 0:
+                found = find_route(item, known)
+                number = load_i64(found + ROUTE_TEMPLATE) - 1 if found != 0 else -1
+            else:
+                before = number
+                number = load_i64(known.following + 8 * number)
+            if number < 0:
+                break
+        repeated = number if number == last else -1
+        last = number
         if number < 0:
             continue
         # The template that fitted moves to the front, because the next message is probably like this one.
         if before >= 0:
             store_u64(known.following + 8 * before, load_i64(known.following + 8 * number))
-            store_u64(known.following + 8 * number, first)
+            store_u64(known.following + 8 * number, load_i64(found + ROUTE_TEMPLATE) - 1)
             store_u64(found + ROUTE_TEMPLATE, number + 1)
         store_u64(result + RESULT_TEMPLATE, number)
         store_u64(result + RESULT_SPAN, span)

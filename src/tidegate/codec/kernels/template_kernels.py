@@ -108,3 +108,6 @@ class Templates(NamedTuple):
 NULL_SPAN: Final = -1
 ESCAPED: Final = 1
 IS_STRING: Final = 2
+SPAN_FLAGS: Final = ESCAPED | IS_STRING
+SPAN_AT: Final = 2
+"""The start of a span has its address from the bit SPAN_AT on, and the flags below it."""
