@@ -57,6 +57,7 @@ class KernelDecoder:
         self._free = buffer(LONGEST)
         self.outcomes = np.zeros((1, 2), dtype=np.uint8)
         self.carried = np.zeros((1, 2, 2), dtype=np.uint32)
+        self.versions = np.zeros((1, 2), dtype=np.uint8)
 
     def decode(self, row: GoldenRow) -> tuple[int, Image, Image]:
         """The fault (0: none) and both images; `outcomes` are its checksums'."""
@@ -76,7 +77,7 @@ class KernelDecoder:
         record_key.parse_keys(1, key, at[0], table, handle, length)
         block = row_kernels.Block(key, at[0], handle, change, new_value, at[1], old_value, at[2])
         images = address(new.words), address(new.sizes), address(old.words), address(old.sizes)
-        sums = address(self.outcomes), address(self.carried)
+        sums = address(self.outcomes), address(self.carried), address(self.versions)
         row_kernels.decode_rows(
             1,
             position,

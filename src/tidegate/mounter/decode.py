@@ -191,14 +191,17 @@ class Checks:
     outcomes: npt.NDArray[np.uint8]
     """uint8[rows, 2], for the new and the old image: `checksum.Outcome` or `BY_COLUMNS`. 0: not compared."""
     carried: npt.NDArray[np.uint32]
-    """uint32[rows, 2, 2]: for an image that is `BY_COLUMNS` its two sums, for another image with a checksum
-    its sum and its version."""
+    """uint32[rows, 2, 2]: for an image that is `BY_COLUMNS` its two sums, for one that is MISMATCHED its sum.
+    Undefined otherwise."""
+    versions: npt.NDArray[np.uint8]
+    """uint8[rows, 2]: the version of an image's checksum; 0 also if it has none."""
 
     @classmethod
     def of(cls, block: pa.RecordBatch) -> Checks:
         """Empty results for the rows of a block."""
         n = block.num_rows
-        return cls(np.zeros((n, 2), dtype=np.uint8), np.empty((n, 2, 2), dtype=np.uint32))
+        outcomes, versions = np.zeros((2, n, 2), dtype=np.uint8)
+        return cls(outcomes, np.empty((n, 2, 2), dtype=np.uint32), versions)
 
 
 def mount(
@@ -401,6 +404,7 @@ def arguments(
         faults=address(faults),
         outcomes=0 if checks is None else address(checks.outcomes),
         carried=0 if checks is None else address(checks.carried),
+        versions=0 if checks is None else address(checks.versions),
     )
     return len(rows), address(rows), entries, table, out, address(free), address(context)
 

@@ -73,16 +73,13 @@ def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally)
     """
     # docs/guarantees.md#a-damaged-row-is-noticed: every image of the group is looked at.
     outcomes = checks.outcomes[group.position]
-    _ask_the_plain_twin(block, group, outcomes, checks)
+    is_changed = _ask_the_plain_twin(block, group, outcomes, checks)
     if (outcomes == BY_COLUMNS).any():
         _compare_columns(group, outcomes, checks.carried[group.position])
         _mark_lost_versions(block, group, outcomes)
-        # `outcomes` is a copy, so `checks.outcomes` still says which images carry a sum over columns.
-        by_columns = checks.outcomes[group.position] == BY_COLUMNS
-        carried = checks.carried[group.position]
-        carried[by_columns, 1] = 0  # now the version: the second sum is compared and not needed any more
-        checks.carried[group.position] = carried
-    checks.outcomes[group.position] = outcomes
+        is_changed = True
+    if is_changed:
+        checks.outcomes[group.position] = outcomes
     counts = np.bincount(outcomes.ravel(), minlength=len(Outcome))
     tally.matched += int(counts[Outcome.MATCHED])
     tally.unchecked += int(counts[Outcome.UNCHECKED])
@@ -99,11 +96,12 @@ def with_checksums(group: RowBlock, checks: Checks) -> RowBlock:
     gets the sum that it carries instead, so that a reader that computes the sum finds a mismatch as well.
     """
     outcomes, carried = checks.outcomes[group.position], checks.carried[group.position]
+    of_images = checks.versions[group.position]
     found = np.zeros(len(group), dtype=CHECKSUM)
     versions = np.zeros((len(group), 2), dtype=np.uint8)
     summed = (outcomes == Outcome.MATCHED) | (outcomes == Outcome.EXCUSED) | (outcomes == Outcome.MISMATCHED)
     for at, (name, image) in enumerate((("current", group.new), ("previous", group.old))):
-        versions[summed[:, at], at] = carried[summed[:, at], at, 1]
+        versions[summed[:, at], at] = of_images[summed[:, at], at]
         raw = (outcomes[:, at] == Outcome.MISMATCHED) & (versions[:, at] > 0)
         found[name][raw] = carried[raw, at, 0]
         rows = np.flatnonzero(summed[:, at] & ~raw)
@@ -116,15 +114,21 @@ def with_checksums(group: RowBlock, checks: Checks) -> RowBlock:
 
 def _ask_the_plain_twin(
     block: pa.RecordBatch, group: RowBlock, outcomes: npt.NDArray[np.uint8], checks: Checks
-) -> None:
-    """Check the images that only the plain decoder could decode: they have no outcome from the kernel."""
+) -> bool:
+    """Check the images that only the plain decoder could decode: they have no outcome from the kernel.
+
+    Returns whether there are any.
+    """
     has = np.stack([group.op != DELETE, group.op != INSERT], axis=1)
-    for i, at in np.argwhere(has & (outcomes == Outcome.NO_IMAGE)).tolist():
+    unchecked = np.argwhere(has & (outcomes == Outcome.NO_IMAGE)).tolist()
+    for i, at in unchecked:
         entry = _entry(block, int(group.position[i]))
         data = entry["old_value" if at else "value"]
         found = checksum.check(group.table, entry["key"], data, old=bool(at))
         outcomes[i, at] = found.outcome
-        checks.carried[group.position[i], at] = found.expected, max(found.version, 0)
+        checks.carried[group.position[i], at] = found.expected
+        checks.versions[group.position[i], at] = max(found.version, 0)
+    return bool(unchecked)
 
 
 def _compare_columns(

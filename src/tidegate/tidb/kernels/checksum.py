@@ -19,8 +19,8 @@ from tidegate.kernel import (
     load_u8,
     load_u16,
     load_u32,
+    store_u8,
     store_u32,
-    store_u64,
 )
 from tidegate.kernel_layout import Layout, signed
 from tidegate.model.schema import Kind
@@ -77,19 +77,21 @@ def header_at(value: int, length: int) -> int:
 
 
 @inline
-def check_image(value: int, length: int, key: int, key_size: int, carried: int) -> int:
+def check_image(value: int, length: int, key: int, key_size: int, carried: int, version_at: int) -> int:
     """The outcome for an image under its record key.
 
-    carried: u32[2]. BY_COLUMNS: its two sums. MATCHED, MISMATCHED: its sum and version, or 0 and 0 if its
-    lists exceed its length. UNCHECKED: not written.
+    carried: u32[2]. BY_COLUMNS: its two sums. MISMATCHED: its sum, or 0 if its lists exceed its length.
+    version_at: u8, the version of its sum; not written if it has none.
     """
     at = header_at(value, length)
     if at == 0:
         return UNCHECKED
     if at < 0:
-        store_u64(carried, 0)
+        store_u32(carried, 0)
+        store_u8(version_at, 0)
         return MISMATCHED
     version = I64(load_u8(value + at)) & SUM_VERSION
+    store_u8(version_at, version)
     expected = I64(load_u32(value + at + _SUM_AT))
     if version == _OF_COLUMNS:
         store_u32(carried, expected)
@@ -97,12 +99,13 @@ def check_image(value: int, length: int, key: int, key_size: int, carried: int) 
             carried + _SECOND, load_u32(value + at + _EXTRA_AT) if length - at == TWO_SUMS else expected
         )
         return BY_COLUMNS
-    store_u32(carried, expected)
-    store_u32(carried + _SECOND, version)
     skip = 0 if version == _WITH_KEY else _HANDLE_AT
     # As in the plain twin, the sum covers everything except the sums themselves.
     if crc_row(value, at + 1, key + skip, key_size - skip) == expected:
         return MATCHED
+    # Only here, because nobody needs a sum that matches. Rows with one leave `carried` untouched, so its
+    # pages take no memory.
+    store_u32(carried, expected)
     return MISMATCHED
 
 

@@ -142,7 +142,9 @@ class Decoded(NamedTuple):
     outcomes: int
     """0, or uint8[rows of the block, 2]: the result of `check_image` for the new and the old image."""
     carried: int
-    """If there are outcomes: uint32[rows of the block, 2, 2], as `check_image` fills them."""
+    versions: int
+    """If there are outcomes: uint32[rows of the block, 2, 2] and uint8[rows of the block, 2], which
+    `check_image` fills."""
 
 
 @kernel
@@ -207,10 +209,9 @@ def decode_rows(
                 wrong |= image << FAULT_IMAGE_AT
             elif out.outcomes != 0:
                 cell = 2 * row + image
-                store_u8(
-                    out.outcomes + cell,
-                    check_image(addr, length, block.keys + key, key_size, out.carried + 8 * cell),
-                )
+                carried, version_at = out.carried + 8 * cell, out.versions + cell
+                found = check_image(addr, length, block.keys + key, key_size, carried, version_at)
+                store_u8(out.outcomes + cell, found)
         store_u8(out.ops + i, op)
         store_u64(out.faults + 8 * i, wrong)
         if wrong != 0 or op == NO_IMAGE:
@@ -228,7 +229,7 @@ def warm() -> None:
         at,
         Block(at, at, at, at, at, at, at, at),
         Table(at, 0, 0),
-        Decoded(1, at, at, at, at, at, at, 0, 0),
+        Decoded(1, at, at, at, at, at, at, 0, 0, 0),
         at,
         at,
     )
