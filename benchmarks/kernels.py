@@ -1,6 +1,6 @@
 """The speed of every kernel, in turns with another source tree: ns of CPU a row, and the ratio.
 
-    python -m benchmarks.kernels [--src OTHER/src] [--rounds 3] [--only WORD] [--json FILE]
+    python -m benchmarks.kernels [--src OTHER/src] [--rounds 3] [--only WORD]... [--json FILE]
 
 `benchmarks.kernel_work` says what work is done. A round runs it once in this tree and once in the other, each
 in a process of its own. In it, each piece of work runs once unmeasured and then PASSES times. The figure is
@@ -14,6 +14,10 @@ a piece of work (`RENAMED` has the older names). A kernel that only one tree has
 another way there, has no ratio; then look at `all`. Kernels that take less than SMALL_US a pass are only in
 the JSON, because most of their time is that of the call.
 
+`pages` are new pages of memory that the kernel touched in that pass (minor faults), in this tree and in the
+other. The system fills each with zeros in the time of the kernel. Two trees that allocate in another order
+may differ in pages, and so in time, although the kernel is the same.
+
 It compiles the kernels of both trees first, which may take some minutes each.
 """
 
@@ -23,6 +27,7 @@ import argparse
 import functools
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -48,14 +53,15 @@ RENAMED: Final = {
 """Kernels of older trees that have another name now."""
 
 Figures = dict[str, dict[str, Any]]
-"""By piece of work: its unit, and by kernel ns a unit and us a pass."""
+"""By piece of work: its unit, and by kernel ns a unit, us a pass and new pages a pass."""
 
 
 class Meter:
-    """The time in which each kernel runs when Python calls it. Use it as a context."""
+    """The time in which each kernel runs when Python calls it, and its new pages. Use it as a context."""
 
     def __init__(self) -> None:
         self.spent: dict[str, int] = defaultdict(int)
+        self.pages: dict[str, int] = defaultdict(int)
         self.called: set[str] = set()
         self._replaced: list[tuple[Any, str, Any]] = []
 
@@ -80,13 +86,20 @@ class Meter:
         @functools.wraps(entry.py_func)
         def run(*arguments: Any) -> Any:
             self.called.add(full)
+            before = new_pages()
             began = time.thread_time_ns()
             try:
                 return entry(*arguments)
             finally:
                 self.spent[name] += time.thread_time_ns() - began
+                self.pages[name] += new_pages() - before
 
         return run
+
+
+def new_pages() -> int:
+    """How many pages this thread has touched first."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 def is_kernel(value: object) -> bool:
@@ -100,7 +113,7 @@ def full_name(entry: Any) -> str:
     return f"{entry.py_func.__module__.removeprefix('tidegate.')}.{entry.__name__}"
 
 
-def measure(only: str, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure(only: list[str], progress: Callable[[str], None]) -> dict[str, Any]:
     """The figures of this process's tree, and the kernels that no work called."""
     # After the tree is on the path.
     from benchmarks.kernel_work import works
@@ -113,29 +126,34 @@ def measure(only: str, progress: Callable[[str], None]) -> dict[str, Any]:
     # From before the work is made, because plans of protocols keep the kernel that they call.
     with Meter() as meter:
         for name, unit, units, prepare in works():
-            if only not in name:
+            if only and not any(word in name for word in only):
                 continue
             progress(name)
             prepare()()  # fills caches
-            least: dict[str, int] = {}
+            least: dict[str, tuple[int, int]] = {}
             for _ in range(PASSES):
                 run = prepare()
                 meter.spent.clear()
-                began = time.thread_time_ns()
+                meter.pages.clear()
+                before, began = new_pages(), time.thread_time_ns()
                 run()
                 meter.spent[ALL] = time.thread_time_ns() - began
+                meter.pages[ALL] = new_pages() - before
                 for one, spent in meter.spent.items():
-                    least[one] = min(spent, least.get(one, spent))
-            kernels = {one: {"ns": ns / units, "us": ns / 1000} for one, ns in least.items()}
+                    figure = spent, meter.pages[one]
+                    least[one] = min(figure, least.get(one, figure))
+            kernels = {
+                one: {"ns": ns / units, "us": ns / 1000, "pages": pages} for one, (ns, pages) in least.items()
+            }
             found[name] = {"unit": unit, "kernels": kernels}
     modules = [one for name, one in sys.modules.items() if name.startswith("tidegate.")]
     every = {full_name(v) for module in modules for v in vars(module).values() if is_kernel(v)}
     return {"works": found, "not_called": sorted(every - meter.called)}
 
 
-def child(source: Path, only: str) -> dict[str, Any]:
+def child(source: Path, only: list[str]) -> dict[str, Any]:
     """The figures of a tree, measured in a separate process."""
-    command = [sys.executable, "-m", "benchmarks.kernels", "--child", "--only", only]
+    command = [sys.executable, "-m", "benchmarks.kernels", "--child", *(f"--only={word}" for word in only)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, env=environment(source))
     found: dict[str, Any] = json.loads(done.stdout)
     assert Path(found["source"]) == source, f"{found['source']} was measured in the place of {source}"
@@ -157,11 +175,20 @@ def lines(rounds: list[list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
         trees = [[side[at] for side in sides] for at in range(len(sides[0]))]
         seen = [None if None in tree else median(one["ns"] for one in tree) for tree in trees]
         us = max(one["us"] for tree in trees for one in tree if one is not None)
+        pages = [None if None in tree else median(one["pages"] for one in tree) for tree in trees]
         ratios = (
             [mine["ns"] / other["ns"] for mine, other in sides if mine and other] if len(trees) > 1 else []
         )
         unit = next(tree["works"][work]["unit"] for tree in rounds[0] if work in tree["works"])
-        yield {"work": work, "kernel": name, "unit": unit, "ns": seen, "us_a_pass": us, "ratios": ratios}
+        yield {
+            "work": work,
+            "kernel": name,
+            "unit": unit,
+            "ns": seen,
+            "us_a_pass": us,
+            "pages": pages,
+            "ratios": ratios,
+        }
 
 
 def shown(found: list[dict[str, Any]], others: bool) -> str:
@@ -172,6 +199,7 @@ def shown(found: list[dict[str, Any]], others: bool) -> str:
         "ns a",
         "this",
         *(["other", "ratio", "least to greatest", ""] if others else []),
+        "pages",
     ]
     rows = [heading]
     for one in found:
@@ -183,7 +211,8 @@ def shown(found: list[dict[str, Any]], others: bool) -> str:
         if ratios:
             verdict = "slower" if min(ratios) > LIMIT else "slower?" if median(ratios) > LIMIT else ""
             compared = [f"{median(ratios):.3f}", f"{min(ratios):.3f} to {max(ratios):.3f}", verdict]
-        rows.append([one["work"], one["kernel"], one["unit"], *figures, *(compared if others else [])])
+        pages = " / ".join("-" if n is None else f"{n:,.0f}" for n in one["pages"])
+        rows.append([one["work"], one["kernel"], one["unit"], *figures, *(compared if others else []), pages])
     return table(rows)
 
 
@@ -194,7 +223,13 @@ def main() -> None:
     )
     parser.add_argument("--src", type=Path, help="the source of another tree, in turns with this one")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="only work whose name has this word")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="only work with such a word in its name",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
