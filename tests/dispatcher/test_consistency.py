@@ -15,6 +15,7 @@ from tidegate.dispatcher.consistency import (
     Order,
     Setting,
     Visibility,
+    cost_of_pieces,
     order_of,
     promises,
     refusals,
@@ -128,3 +129,18 @@ def test_levels_that_cannot_be_had_are_named_with_the_reason() -> None:
     enforced = refusals(replace(BEST, row_mode=False))
     assert enforced.keys() == {ROW}
     assert "unique" in enforced[ROW]
+
+
+def test_a_transaction_by_ts_comes_apart_if_its_tables_are_cut() -> None:
+    by_ts = replace(BEST, order=Order.NOTHING)
+    assert "together" in said("one transaction", ROW, by_ts)
+    assert "apart" in said("one transaction", ROW, replace(by_ts, pieces=True))
+
+
+@pytest.mark.parametrize("order", Order)
+def test_the_cost_of_several_writers_is_said_for_each_dispatcher(order: Order) -> None:
+    marked, unmarked = cost_of_pieces(order, marks=True), cost_of_pieces(order, marks=False)
+    assert "a transaction's rows of a cut table may come apart, until Resolved" in marked
+    assert "until Resolved" not in unmarked
+    assert "carries no Resolved" in unmarked
+    assert ("exchange a unique value" in marked) is (order in (Order.TABLES, Order.UNKNOWN)), "given up by it"

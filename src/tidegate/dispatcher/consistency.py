@@ -125,6 +125,25 @@ def promises(setting: Setting) -> list[Promise]:
     ]
 
 
+def cost_of_pieces(order: Order, *, marks: bool) -> str:
+    """The cost of several writers of one table for readers of a topic, compared with one writer."""
+    until = "until Resolved" if marks else "and the protocol carries no Resolved after which they are whole"
+    apart = f"a transaction's rows of a cut table may come apart, {until}"
+    match order:
+        case Order.NOTHING:
+            return f"{apart}, also on the one partition that the transaction has"
+        case Order.ROWS | Order.VALUES | Order.ALIGNED:
+            return (
+                f"within a partition, too, the changes of two rows may be out of commit order; {apart}, as "
+                "they do over several partitions with this dispatcher"
+            )
+        case Order.TABLES | Order.UNKNOWN:
+            return (
+                "the changes of one row stay in commit order, those of two rows may not; two rows that "
+                f"exchange a unique value may collide if changes are applied as they come; {apart}"
+            )
+
+
 _OF_A_ROW: Final = {
     Order.TABLES: "in commit order",
     Order.ALIGNED: "in commit order",
@@ -185,7 +204,7 @@ def _in_row_mode(setting: Setting) -> str:
         return "whole in each snapshot, but for rows that end up old, or twice"
     if setting.order is Order.TABLES and not setting.pieces:
         return "its rows of one table together, those of several tables apart"
-    if setting.order is Order.NOTHING and not setting.topics:
+    if setting.order is Order.NOTHING and not setting.topics and not setting.pieces:
         return "together, but two transactions may come in the wrong order"
     return "its rows may be seen apart, also those of one table"
 
