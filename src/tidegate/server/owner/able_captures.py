@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tidegate import __version__
 from tidegate.clock import Clock
+from tidegate.control.range_reasons import seconds
 from tidegate.server.owner.peers import CUT_OFF_S, JOIN_S, SILENT_S, Peer, Peers
 
 
@@ -67,6 +68,21 @@ class AbleCaptures:
             found = list(filter(is_good, found)) or found
         found = found or [node.capture]
         return sorted(found, key=lambda name: (burdens.get(name, 0), name != node.capture, name))
+
+    def unable(self, peer: Peer) -> str:
+        """Why a capture may get no ranges now, in words that follow its name; empty: it may."""
+        node, now = self._node, self._node.clock.monotonic()
+        if not peer.answers(node.owner_rev, now):
+            return "does not answer"
+        if peer.capture in node.drained:
+            return "is drained"
+        if peer.version not in ("", __version__):
+            return f"runs version {peer.version}, and the owner {__version__}"
+        if (pause_s := peer.pause_s(now)) > 0:
+            return f"has failed, and gets none for {seconds(pause_s)}"
+        if not peer.runs and now - peer.met_at < JOIN_S:
+            return f"has answered for less than {seconds(JOIN_S)}"
+        return ""
 
     def lost(self, now: float, known: int | None) -> str:
         """Why the captures that deliver now cannot continue; empty: they can.

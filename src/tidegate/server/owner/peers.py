@@ -172,8 +172,12 @@ class Peer:
 
     def may_try(self, now: float) -> bool:
         """Whether it may get ranges again while others can take them."""
+        return self.pause_s(now) <= 0
+
+    def pause_s(self, now: float) -> float:
+        """Seconds until it may get ranges again; negative or 0: it may now."""
         shunned_s = min(SHUN_MAX_S, SHUN_S * 2 ** min(self.failures - 1, 10)) if self.failures else 0.0
-        return now - self.failed_at >= shunned_s
+        return shunned_s - (now - self.failed_at)
 
     def history(self, now: float) -> tuple[int, ...]:
         """Each ts from which history must be held for it."""
