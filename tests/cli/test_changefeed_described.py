@@ -9,20 +9,30 @@ from typing import Any
 import pytest
 
 from tidegate.api.feed_json import reader_json
+from tidegate.cli import changefeed_moves, changefeed_ranges
 from tidegate.cli.changefeed import _described
 from tidegate.config.sink_uri import reader_uri
+from tidegate.dispatcher.consistency import Order, cost_of_pieces
+
+SILENT = (
+    "capture 10.0.0.2:8300 has sent nothing for 12 s; the others get its ranges when its session ends, or in "
+    "8.0 s at the latest"
+)
 
 
 @pytest.mark.parametrize("cuts", [0, 3])
 def test_what_several_writers_of_a_table_cost_is_said(cuts: int) -> None:
     own: dict[str, Any] = defaultdict(int, spans=[], waiting_for="", captures=[], initial_load=None)
     own["table_cuts"] = cuts
+    cost = cost_of_pieces(Order.TABLES, marks=True)
+    own["cut_tables"] = {"cost": cost, "tables": [{"table": "s.t", "captures": 2}], "more": 0}
     feed: dict[str, Any] = defaultdict(str, tidegate=own)
     line = next((one for one in _described(feed).splitlines() if one.startswith("in pieces")), "")
     assert bool(line) is bool(cuts)
     if cuts:
         assert "cut at 3 keys" in line
-        assert "those of two rows may not, until Resolved" in line
+        assert "those of two rows may not" in line
+        assert "by several captures now: s.t (2)" in _described(feed)
 
 
 def test_a_reader_is_described_from_what_the_api_says_of_it() -> None:
@@ -39,3 +49,117 @@ def test_a_reader_is_described_from_what_the_api_says_of_it() -> None:
         "kept 1.0 of 8 MiB, readable up to 40",
         "query last request 1970-01-02T00:00:00+00:00, kept for 3600 s without another",
     ]
+
+
+def a_range(number: int, **given: Any) -> dict[str, Any]:
+    """A range as the API shows it."""
+    return {
+        "id": f"{number:016x}"[::-1],
+        "capture": "b",
+        "address": "10.0.0.2:8300",
+        "tables": 12,
+        "running": True,
+        "state": "running",
+        "reason": "",
+        "why": "",
+        "checkpoint_ts": 470,
+        "checkpoint_lag_ms": 400,
+        "resolved_lag_ms": 100,
+        "bytes_per_second": 1_234_567,
+    } | given
+
+
+def silent(number: int) -> dict[str, Any]:
+    return a_range(number, state="not running", reason="capture silent", why=SILENT, checkpoint_lag_ms=12_000)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_reasons_fit_a_terminal_and_are_complete(width: int) -> None:
+    one = {
+        "state": "not running",
+        "why": SILENT,
+        "ranges": 7,
+        "example": silent(1) | {"table": "shop.orders"},
+    }
+    text = changefeed_ranges.reasons({"reasons": [one], "more": 3}, width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[0].split() == ["RANGES", "STATE", "WHY", "FOR", "EXAMPLE"]
+    assert "7  not running" in lines[1]
+    assert "shop.orders" in lines[1]
+    words = " ".join(" ".join(lines).replace("shop.orders", "").replace("not running", "").split())
+    assert SILENT in words, "nothing is cut off"
+    assert lines[-1] == "and 3 more ranges with other reasons"
+    assert changefeed_ranges.reasons({"reasons": [], "more": 0}, width) == ""
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_all_ranges_are_a_table_with_the_troubled_ones_first(width: int) -> None:
+    ranges = [a_range(at) for at in range(300)] + [silent(300)]
+    text = changefeed_ranges.every(ranges, width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[0].split() == ["RANGE", "TABLES", "CAPTURE", "LAG", "RECEIVED", "BYTES/S", "STATE"]
+    assert "not running:" in lines[1]
+    assert "capture silent" in " ".join(f"{lines[1]} {lines[2]}".split()), "in two lines if it must be"
+    assert lines[-1] == "and 101 more ranges: --json has all"
+    assert lines[-2].split()[-7:] == ["0.4", "s", "0.1", "s", "1.2", "MiB", "running"]
+    assert sum("10.0.0.2:8300" in line for line in lines) == changefeed_ranges.ROWS_MAX
+
+
+def test_captures_and_states_are_summed() -> None:
+    ranges = [a_range(1), a_range(2, running=False, checkpoint_ts=400), a_range(3, address="", capture="c")]
+    assert changefeed_ranges.captures(ranges) == [
+        "10.0.0.2:8300: 24 tables in 2 ranges, checkpoint 400, 1 starting",
+        "c: 12 tables, checkpoint 470",
+    ]
+    states = {"running": 1200, "held": 0, "not running": 2}
+    assert (
+        changefeed_ranges.summary({"total": 1202, "states": states}) == "1,202: 1,200 running, 2 not running"
+    )
+    assert changefeed_ranges.summary({"total": 2, "states": {"running": 2}}) == "2 running"
+
+
+def proposal(moves: int, **given: Any) -> dict[str, Any]:
+    move = {"from": "1c9c0dd0aaaa", "to": "5a7e22f1bbbb", "load": 1_000_000}
+    sides = {
+        "before": {"max": 3, "mean": 2, "max_over_mean": 1.83},
+        "after": {"max": 2, "mean": 2, "max_over_mean": 1.02},
+    }
+    cost = {
+        "moves": moves,
+        "tables": 41,
+        "received_again": 12_900_000,
+        "gap_ms": 700,
+        "is_gap_measured": True,
+    }
+    loads = {name: {"before": 9_000_000, "after": 5_000_000} for name in ("1c9c0dd0aaaa", "5a7e22f1bbbb")}
+    return {
+        "dry_run": True, "unit": "bytes per second", "captures": loads, "moves": [move] * moves,
+        "cost": cost, "gain": sides,
+    } | given  # fmt: skip
+
+
+def test_a_rebalance_says_what_moves_its_cost_and_its_gain() -> None:
+    text = changefeed_moves.described(proposal(25))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "and 5 more moves: --json has all" in text
+    assert "25 ranges would move, with 25,000,000 of the load" in text
+    assert [" ".join(line.split()) for line in text.splitlines()[-4:]] == [
+        "moves 25 of 41 tables",
+        "received again about 12.3 MiB of changes, while the givers still deliver",
+        "checkpoint stops for about 0.7 s, as the last time",
+        "greatest / mean load 1.83 now, 1.02 after (1 is even)",
+    ]
+    little = {"received_again": None, "is_gap_measured": False, "tables": 0}
+    quiet = proposal(1)
+    quiet["cost"] |= little
+    text = changefeed_moves.described(quiet)
+    assert "few changes, while" in text
+    assert "0.7 s, as is typical" in text
+
+
+def test_nothing_to_move_says_how_even_the_load_is() -> None:
+    even = proposal(0)
+    assert changefeed_moves.described(even).endswith("the greatest load is 1.83 times the mean")
+    assert changefeed_moves.described({"moves": []}) == changefeed_moves.BEST, "an earlier server"

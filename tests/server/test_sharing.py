@@ -268,11 +268,14 @@ def test_a_capture_is_drained_and_given_ranges_again(
     assert "again" in tidegate("capture", "drain", first.capture.id, "--back", "--server", first.address)
     wait_for(lambda: len(shares(first)) == 2, "both deliver again")
     delivers(first, bank)
-    shown = tidegate("changefeed", "query", "-c", "one", "--server", first.address)
+    shown = tidegate("changefeed", "query", "-c", "one", "--ranges", "--server", first.address)
     assert first.address in shown
     assert second.address in shown
+    assert "BYTES/S" in shown
     shown = tidegate("changefeed", "rebalance", "-c", "one", "--dry-run", "--server", first.address)
     assert "nothing to move" in shown or "would move" in shown
+    cost = first.call("POST", "/changefeeds/one/rebalance", {"dry_run": True})["cost"]
+    assert cost["is_gap_measured"], "the drain and its end have divided the key space again"
 
     # A process that starts again under the same name is not drained any more.
     tidegate("capture", "drain", second.capture.id, "--server", first.address)

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from tidegate.api.feed_json import (
     brief,
     brief_unreadable,
+    cost_json,
     error_json,
     full,
     own,
@@ -34,7 +35,7 @@ from tidegate.control.metadata import FeedId
 from tidegate.control.synced import synced
 from tidegate.errors import InvalidInput
 from tidegate.filter.tables import why_ineligible
-from tidegate.server.changefeeds.new_feed import Refused, check_new, tables_at, weak_orders
+from tidegate.server.changefeeds.new_feed import Refused, check_new, cost_of_cuts, tables_at, weak_orders
 
 DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
 
@@ -104,9 +105,12 @@ async def show(request: Request) -> Response:
     Answer: `id`, `namespace`, `keyspace`, `upstream_id`, `sink_uri` without secrets, `create_time`,
         `start_ts`, `target_ts`, `config` all settings, `state`, `error`, `creator_version`, `resolved_ts`,
         `checkpoint_ts`, `checkpoint_time`, `task_status`, `admin_job_type` (always 0), and `tidegate`:
-        totals, spans, the captures that deliver it, what it waits for, tables that are left out, the
-        initial load, partitions, and `table_cuts`, the number of places at which tables are cut into pieces
-        that have writers of their own.
+        totals, spans, what it waits for, tables that are left out, the initial load, partitions,
+        `table_cuts`, the number of places at which tables are cut into pieces that have writers of their
+        own, `cut_tables` with the `cost` of that in words, and the `tables` that several captures deliver
+        now; `captures`, its ranges of keys with capture, progress, load, `state` (`running`, `held`, `not
+        running`), `reason` and `why`, the reason in words; and `ranges`, which has `total`, the number of
+        `states`, and `reasons`: ranges with one reason, and an example.
     Errors: ErrChangeFeedNotExists.
     """
     feed = feed_of(request)
@@ -248,13 +252,16 @@ async def rebalance(request: Request) -> Response:
     Query: `namespace` or `keyspace` (left out: `default`).
     Body: `dry_run` true: only say what would move.
     Answer: `dry_run`, `unit` of loads, `captures` with the load `before` and `after` of each, `moves` with
-    `start` and `end` (hex), `from`, `to`, `load`.
+    `start` and `end` (hex), `from`, `to`, `load`; `cost` with `moves`, `tables`, `received_again` (bytes of
+    changes since the checkpoint; null: there is little load), `gap_ms` (the expected pause of the
+    checkpoint) and `is_gap_measured` (of the last division; otherwise typical); `gain` with `max`, `mean`
+    and `max_over_mean` of the captures' loads, `before` and `after`.
     Errors: ErrChangeFeedNotExists, ErrChangefeedUpdateRefused.
     """
     body = await body_of(request)
     dry_run = bool(body.get("dry_run", False))
-    plan = await capture_of(request).reactor.placement.rebalance(feed_id(request), dry_run=dry_run)
-    return JSONResponse({"dry_run": dry_run, **proposal_json(plan)})
+    plan, cost = await capture_of(request).reactor.placement.rebalance(feed_id(request), dry_run=dry_run)
+    return JSONResponse({"dry_run": dry_run, **proposal_json(plan), **cost_json(cost)})
 
 
 async def move(request: Request) -> Response:
@@ -264,7 +271,8 @@ async def move(request: Request) -> Response:
 
     Query: `namespace` or `keyspace` (left out: `default`).
     Body: `tables` as SCHEMA.TABLE or ids; `capture` its id.
-    Answer: `unit`, `captures`, `moves` as POST /changefeeds/{name}/rebalance has them; no moves: it has them.
+    Answer: `unit`, `captures`, `moves`, `cost`, `gain` as POST /changefeeds/{name}/rebalance has them; no
+    moves: it has them.
     Errors: ErrChangeFeedNotExists, ErrChangefeedUpdateRefused, ErrTableIneligible, ErrCaptureNotExist.
     """
     body, capture = await body_of(request), capture_of(request)
@@ -272,8 +280,9 @@ async def move(request: Request) -> Response:
     if not isinstance(tables, list) or not tables:
         raise InvalidInput("the request names no tables", fix='give "tables", a list of names or ids')
     name = capture.named(str(body.get("capture") or ""))
-    plan = await capture.reactor.placement.move(feed_id(request), [str(table) for table in tables], name)
-    return JSONResponse(proposal_json(plan))
+    names = [str(table) for table in tables]
+    plan, cost = await capture.reactor.placement.move(feed_id(request), names, name)
+    return JSONResponse({**proposal_json(plan), **cost_json(cost)})
 
 
 async def remove(request: Request) -> Response:
@@ -293,7 +302,8 @@ async def verify_table(request: Request) -> Response:
     Body: `sink_uri`; `replica_config`; `start_ts` (0: now).
     Answer: `eligible_tables`, `ineligible_tables` with a `reason` each, `all_tables`; each table has
         `database_name`, `table_name`, `table_id`, `is_partition`. `tidegate` has `weak_orders`: tables
-        whose dispatcher gives up some order.
+        whose dispatcher gives up some order; and `cut_tables`: the cost of several writers of a table, in
+        words (empty: none has several).
     Errors: those of POST /changefeeds about settings.
     """
     body = await body_of(request)
@@ -309,6 +319,6 @@ async def verify_table(request: Request) -> Response:
             "eligible_tables": eligible,
             "ineligible_tables": ineligible,
             "all_tables": eligible + ineligible,
-            "tidegate": {"weak_orders": [asdict(one) for one in weak]},
+            "tidegate": {"weak_orders": [asdict(one) for one in weak], "cut_tables": cost_of_cuts(config)},
         }
     )

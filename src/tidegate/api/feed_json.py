@@ -5,7 +5,10 @@ The members are TiCDC's (tiflow `cdc/api/v2/model.go`); ours are in `tidegate`.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -13,19 +16,25 @@ from starlette.requests import Request
 from tidegate import __version__
 from tidegate.api.status import capture_of
 from tidegate.control.metadata import FeedError
+from tidegate.control.move_cost import Evenness, MoveCost
+from tidegate.control.range_reasons import Delivery, Group, grouped
+from tidegate.model.span import span_id
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.capture import Capture
-from tidegate.server.changefeeds.new_feed import SHOWN_TABLES
+from tidegate.server.changefeeds.new_feed import SHOWN_TABLES, cost_of_cuts
 from tidegate.server.changefeeds.unreadable import NOT_KNOWN, UnreadableFeed
 from tidegate.server.delivery import initial_load
 from tidegate.server.node import Node
 from tidegate.server.owner.feed import Feed
+from tidegate.server.owner.range_facts import ShownRange, shared_tables
 from tidegate.server.owner.sharing import Proposal
 from tidegate.sink.reader.changes import ReaderProgress
 
 UNREADABLE: Final = "unreadable"
 """The state shown for a changefeed that this version cannot read. TiCDC has no such state."""
+NAMES_TRIED: Final = 8
+"""For how many tables of a range the name is looked up until one is found."""
 
 
 def proposal_json(plan: Proposal) -> dict[str, Any]:
@@ -46,6 +55,24 @@ def proposal_json(plan: Proposal) -> dict[str, Any]:
     }
     unit = "bytes per second" if plan.in_bytes else "spans"
     return {"unit": unit, "captures": loads, "moves": moves}
+
+
+def cost_json(cost: MoveCost) -> dict[str, Any]:
+    """The cost and the gain of a new division."""
+
+    def shown(one: Evenness) -> dict[str, float]:
+        return {"max": round(one.most), "mean": round(one.mean), "max_over_mean": round(one.ratio, 2)}
+
+    return {
+        "cost": {
+            "moves": cost.moves,
+            "tables": cost.tables,
+            "received_again": cost.received_again,
+            "gap_ms": round(cost.gap_s * 1000),
+            "is_gap_measured": cost.is_gap_measured,
+        },
+        "gain": {"before": shown(cost.before), "after": shown(cost.after)},
+    }
 
 
 def table_json(table: TableVersion) -> dict[str, Any]:
@@ -167,6 +194,8 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
     # Only what this capture delivers. The members `captures` and `task_status` have the others.
     spans = processor.machine.spans.tasks.values() if processor is not None else ()
     left_out, some = replication.ddl.left_out(SHOWN_TABLES)
+    ranges = feed.ranges()
+    shown = ranges_json(feed, ranges)
     return {
         "waiting_for": feed.waits_for(),
         "persisted_checkpoint_ts": record.persisted,
@@ -193,29 +222,87 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "puller": processor.openings.pulled if processor is not None else {"rows": 0, "bytes": 0},
         "initial_load": shown_load(feed),
         "table_cuts": len(record.config.tidegate.table_cuts),
+        "cut_tables": cut_tables_json(feed, ranges),
         "partitions": replication.sink.partitions,
         "repartition": record.info.repartition,
-        "captures": shares_json(feed),
+        "captures": [one for one in shown if one["capture"]],
+        "ranges": reasons_json(feed, ranges, shown),
     }
 
 
-def shares_json(feed: Feed) -> list[dict[str, Any]]:
-    """The captures by the ranges of keys that they deliver, in the order of keys; no `end`: to the last."""
+def ranges_json(feed: Feed, ranges: Sequence[ShownRange]) -> list[dict[str, Any]]:
+    """Ranges in the order of keys; no `end`: to the last key."""
     there = {feed.node.capture: feed.node.address, **feed.node.others()}
-    owner, sharing = feed.replication.owner, feed.replication.shares.sharing
+    now_ms, sharing = feed.node.now_ms(), feed.replication.shares.sharing
     return [
         {
-            "capture": name,
-            "address": there.get(name, ""),
-            "start": span.start.hex(),
-            "end": span.end.hex(),
-            "tables": len(sharing.tables_in(span)),
-            "running": running,
-            "checkpoint_ts": checkpoint,
-            "resolved_ts": resolved,
+            "id": span_id(one.owned.span),
+            "capture": one.owned.capture,
+            "address": there.get(one.owned.capture, ""),
+            "start": one.owned.span.start.hex(),
+            "end": one.owned.span.end.hex(),
+            "tables": len(sharing.tables_in(one.owned.span)),
+            "running": one.owned.running,
+            "state": str(one.why.delivery),
+            "reason": str(one.why.reason),
+            "why": one.why.words,
+            "checkpoint_ts": one.owned.checkpoint,
+            "resolved_ts": one.owned.resolved,
+            "checkpoint_lag_ms": max(0, now_ms - physical_ms(one.owned.checkpoint)),
+            "resolved_lag_ms": max(0, now_ms - physical_ms(one.owned.resolved)),
+            "bytes_per_second": one.load,
         }
-        for name, span, running, checkpoint, resolved in (owner.ranges.progress() if owner else ())
+        for one in ranges
     ]
+
+
+def reasons_json(feed: Feed, ranges: Sequence[ShownRange], shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The ranges by state; and those that something keeps, by reason and capture, with one of each. `shown`:
+    all ranges as JSON.
+    """
+    groups, more = grouped((one.owned, one.why) for one in ranges)
+    by_range = {one.owned.span: each for one, each in zip(ranges, shown, strict=True)}
+    states = Counter(str(one.why.delivery) for one in ranges)
+    return {
+        "total": len(ranges),
+        "states": {str(each): states[str(each)] for each in Delivery},
+        "reasons": [
+            {
+                "state": str(group.why.delivery),
+                "reason": str(group.why.reason),
+                "why": group.why.words,
+                "ranges": group.count,
+                "example": by_range[group.example.span] | {"table": _a_table(feed, group)},
+            }
+            for group in groups
+        ],
+        "more": more,
+    }
+
+
+def _a_table(feed: Feed, group: Group) -> str:
+    """The name of a table in the group's example; empty: none is known."""
+    tasks, span = feed.replication.shares.sharing.tasks.values(), group.example.span
+    there = (task.physical_id for task in tasks if task.span.intersect(span) is not None)
+    names = map(feed.replication.ddl.name_of, islice(there, NAMES_TRIED))
+    return next(filter(None, names), "") if group.example.capture else ""
+
+
+def cut_tables_json(feed: Feed, ranges: Sequence[ShownRange]) -> dict[str, Any] | None:
+    """The cost of cut tables, and those that several captures deliver now; None: no table is cut."""
+    record, ddl = feed.record, feed.replication.ddl
+    cuts = record.config.tidegate.table_cuts
+    if not cuts or record.uri.is_reader:
+        return None
+    shared = shared_tables([bytes.fromhex(cut) for cut in cuts], [one.owned for one in ranges])
+    return {
+        "cost": cost_of_cuts(record.config),
+        "tables": [
+            {"table": ddl.name_of(table) or f"id {table}", "captures": count}
+            for table, count in list(shared.items())[:SHOWN_TABLES]
+        ],
+        "more": max(0, len(shared) - SHOWN_TABLES),
+    }
 
 
 def shown_load(feed: Feed) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidegate.cli import consistency
+from tidegate.cli import changefeed_moves, changefeed_ranges, consistency
 from tidegate.cli.changefeed_load import follow, line_of
 from tidegate.cli.client import DEFAULT_SERVER, JsonOption, ServerOption, call, columns, reported, show
 from tidegate.errors import InvalidInput
@@ -101,6 +101,8 @@ def create(
             more = f" and {weak['more']:,} more" if weak["more"] else ""
             print(f"dispatcher {weak['dispatcher']}, for {', '.join(weak['tables'])}{more}:", file=sys.stderr)
             print(f"  {weak['what']}; docs/dispatchers.md", file=sys.stderr)
+        if cost := looked_at["tidegate"].get("cut_tables"):
+            print(f"tables of many regions get several writers: {cost}; docs/stripes.md", file=sys.stderr)
         made = call(server, "POST", "/changefeeds", body)
         unmarked = registry.codec(merged.sink.protocol).unmarked
         if unmarked is not None and not registry.has_marks(registry.options_of(merged)):
@@ -132,12 +134,20 @@ def query(
     changefeed_id: IdOption,
     server: ServerOption = DEFAULT_SERVER,
     namespace: NamespaceOption = "default",
+    ranges: Annotated[
+        bool, typer.Option("--ranges", help="Show each range of keys, not only those that something keeps.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show everything about a changefeed."""
+    """Show everything about a changefeed, and why ranges of its keys are not delivered or may not advance."""
     with reported():
         feed = call(server, "GET", f"/changefeeds/{changefeed_id}", query={"namespace": namespace})
-        show(feed, _described(feed), as_json)
+        own, below = feed["tidegate"], ""
+        if not as_json and (found := own.get("ranges")):  # a server of an earlier version has none
+            below = changefeed_ranges.reasons(found)
+            if ranges and own["captures"]:
+                below = f"{changefeed_ranges.every(own['captures'])}\n{below}"
+        show(feed, _described(feed) + (f"\n\n{below.rstrip()}" if below else ""), as_json)
 
 
 @app.command()
@@ -281,12 +291,12 @@ def rebalance(
     """Divide a changefeed's tables evenly among the captures, by the changes that come for them.
 
     Captures do it by themselves when one comes or goes, or when loads are very uneven. It stops the
-    checkpoint for about a second.
+    checkpoint for about a second. With --dry-run it prints what would move, the cost and the gain.
     """
     with reported():
         path, query = f"/changefeeds/{changefeed_id}/rebalance", {"namespace": namespace}
         found = call(server, "POST", path, {"dry_run": dry_run}, query)
-        show(found, _rebalanced(found), as_json)
+        show(found, changefeed_moves.described(found), as_json)
 
 
 @app.command()
@@ -306,20 +316,8 @@ def move(
     with reported():
         path, query = f"/changefeeds/{changefeed_id}/move", {"namespace": namespace}
         found = call(server, "POST", path, {"tables": tables, "capture": to}, query)
-        show(found, _rebalanced(found, "nothing to move: the capture has these tables"), as_json)
-
-
-def _rebalanced(
-    found: dict[str, Any], nothing: str = "nothing to move: it could not be divided better"
-) -> str:
-    if not found["moves"]:
-        return nothing
-    rows = [("CAPTURE", "LOAD NOW", "LOAD AFTER")]
-    rows += [(name, f"{one['before']:,}", f"{one['after']:,}") for name, one in found["captures"].items()]
-    load = sum(one["load"] for one in found["moves"])
-    verb = "would move" if found.get("dry_run") else "are moving"
-    moves = f"{len(found['moves'])} ranges {verb}, with {load:,} of the load"
-    return f"{columns(rows)}\n\nload in {found['unit']}; {moves}"
+        nothing = "nothing to move: the capture has these tables"
+        show(found, changefeed_moves.described(found, nothing), as_json)
 
 
 @app.command()
@@ -353,13 +351,6 @@ def _cause(feed: dict[str, Any]) -> str:
     return str(error["message"]).splitlines()[0] if error else ""
 
 
-def _share(one: dict[str, Any]) -> str:
-    """One range that a capture delivers."""
-    state = "" if one["running"] else ", starting"
-    where = one["address"] or one["capture"]
-    return f"{where}: {one['tables']} tables, checkpoint {one['checkpoint_ts']}{state}"
-
-
 def _described(feed: dict[str, Any]) -> str:
     own = feed["tidegate"]
     rows = {
@@ -374,13 +365,12 @@ def _described(feed: dict[str, Any]) -> str:
         "spans": len(own["spans"]),
         "waiting for": own["waiting_for"] or "-",
     }
-    if len(shared := own.get("captures", [])) > 1:
-        rows["captures"] = "\n             ".join(map(_share, shared))
+    if len(lines := changefeed_ranges.captures(own.get("captures", []))) > 1:
+        rows["captures"] = "\n             ".join(lines)
+    if ranges := own.get("ranges"):
+        rows["ranges"] = changefeed_ranges.summary(ranges)
     if cuts := own.get("table_cuts"):
-        rows["in pieces"] = (
-            f"tables are cut at {cuts} keys, each piece has its own writer: the changes of one row stay in "
-            "commit order, those of two rows may not, until Resolved"
-        )
+        rows["in pieces"] = changefeed_ranges.cut_tables(cuts, own.get("cut_tables"))
     if own.get("partitions"):
         wanted = f", to be {own['repartition']}" if own["repartition"] else ""
         rows["partitions"] = f"{own['partitions']}{wanted}"

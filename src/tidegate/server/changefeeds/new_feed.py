@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tidegate.codec.registry import canonical, codec_of, options_of
+from tidegate.codec.registry import canonical, codec_of, has_marks, options_of
 from tidegate.config.reading import merge_config
 from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.control.metadata import FeedId
+from tidegate.dispatcher.consistency import cost_of_pieces, order_of
 from tidegate.dispatcher.guarantees import APART, IN_PIECES, UNREADABLE, weakness
 from tidegate.dispatcher.partitions import CONFLICT
 from tidegate.dispatcher.router import Router
@@ -213,6 +214,14 @@ def weak_orders(followed: list[TableVersion], config: ReplicaConfig, topic: str)
         WeakOrder(dispatcher, what, tuple(names[:SHOWN_TABLES]), max(0, len(names) - SHOWN_TABLES))
         for (dispatcher, what), names in found.items()
     ]
+
+
+def cost_of_cuts(config: ReplicaConfig) -> str:
+    """The cost of several writers of a table, in words; empty: no table may be cut."""
+    may_cut = config.scheduler.enable_table_across_nodes or bool(config.tidegate.table_cuts)
+    if not (config.has_tables and may_cut):
+        return ""
+    return cost_of_pieces(order_of(config.sink.dispatchers), marks=has_marks(options_of(config)))
 
 
 def is_embedded(pd: PdClient) -> bool:

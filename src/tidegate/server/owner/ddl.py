@@ -123,6 +123,10 @@ class OwnerDdl:
             event(LOG, logging.ERROR, "checkpoint held", changefeed=str(self._record.id), why=words)
         self._disagrees = bool(words)
 
+    def name_of(self, physical_id: int) -> str:
+        """`schema.table` of a table or partition; empty if it is not known, or not at the moment."""
+        return self._ddl.tracker.name_of(physical_id) if self._ddl is not None and self._ddl.is_open else ""
+
     def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
         """Tables that pass the rules but cannot be replicated: their number, and (name, reason) of some."""
         tables = self._ddl.tracker.left_out if self._ddl is not None and self._ddl.is_open else ()

@@ -19,6 +19,7 @@ from tidegate.model.timestamp import physical_ms
 from tidegate.server.delivery.initial_load import words_of_load
 from tidegate.server.node import Node
 from tidegate.server.owner.life import FeedLife
+from tidegate.server.owner.range_facts import ShownRange, shown_ranges
 from tidegate.server.owner.record import FeedRecord
 from tidegate.server.owner.replication import PIPELINE_STARTS, Replication
 from tidegate.server.owner.words import (
@@ -61,6 +62,10 @@ class Feed:
     def lag_ms(self, now_ms: int) -> int:
         """PD's time minus the physical time of the checkpoint."""
         return max(0, now_ms - physical_ms(self.replication.checkpoint))
+
+    def ranges(self) -> list[ShownRange]:
+        """Its ranges in key order, with the reason why each that is not delivered is not."""
+        return shown_ranges(self.node, self.record, self.replication)
 
     def waits_for(self) -> str:
         """Describes what the checkpoint waits for; empty when nothing is known."""

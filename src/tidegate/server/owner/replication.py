@@ -85,6 +85,10 @@ class Replication:
         self._effects = OwnerEffects(node, record, self.sink, self.shares.sharing, self.reports.totals, wake)
         self._is_storing_load = False
         """Whether the end of the initial load is being stored."""
+        self.last_gap_s: float | None = None
+        """How long nothing was delivered when the key space was last divided again; None: it was not."""
+        self._paused_at: float | None = None
+        """When the incarnation ended for another division that is under way; None: none is."""
 
     def _set_loads(self, capture: str, loads: Mapping[str, int]) -> None:
         self.shares.sharing.loads[capture] = loads
@@ -111,9 +115,11 @@ class Replication:
                 await self._start_incarnation()
                 await self._deliver()
                 if not self._effects.is_target_reached:  # the next one has other shares, or another layout
+                    self._paused_at = node.clock.monotonic() if self.shares.reason else None
                     await to_its_end(self._end_incarnation())
         finally:
             node.pulse.leave(store, record.id, self._on_floors)
+            self._paused_at = None  # a pause for another reason says nothing about a division
             await to_its_end(self._end_incarnation())  # shielded: a pause must not leave its processes
 
     async def wait_for_tasks(self) -> None:
@@ -325,6 +331,9 @@ class Replication:
             case RangesRun():
                 if self.waiting_for == PIPELINE_STARTS and owner is not None and owner.ranges.are_running:
                     self.waiting_for = ""
+                    if self._paused_at is not None:
+                        self.last_gap_s = self._node.clock.monotonic() - self._paused_at
+                        self._paused_at = None
             case MayHaveLeftovers(peer):
                 if sink is not None:  # before the sink is open, what it holds may belong to the coming grants
                     self._link.end_leftover(peer)

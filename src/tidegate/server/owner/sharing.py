@@ -103,6 +103,12 @@ class Sharing:
         self._changed += bool(batch.removed or batch.added)
 
     @property
+    def spans_with_load(self) -> dict[Span, int]:
+        """The wanted spans for which captures have reported a load, in bytes per second."""
+        said = {name: load for one in self.loads.values() for name, load in one.items()}
+        return {self.tasks[name].span: load for name, load in said.items() if name in self.tasks}
+
+    @property
     def pieces(self) -> tuple[list[Piece], bool]:
         """The pieces of the key space in key order, and whether their weights are bytes per second."""
         said = {name: load for one in self.loads.values() for name, load in one.items()}

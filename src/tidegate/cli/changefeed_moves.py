@@ -1,0 +1,68 @@
+"""A new division of a changefeed among captures in words: what moves, its cost, its gain."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tidegate.cli.client import columns
+
+BEST: Final = "nothing to move: it could not be divided better"
+MOVES_SHOWN: Final = 20
+"""The most moves in the table; `--json` has all."""
+
+
+def described(found: dict[str, Any], nothing: str = BEST) -> str:
+    """The answer of a request to divide or to move. `nothing`: the text if nothing moves."""
+    if not found["moves"]:
+        return nothing + (f"; {_now(found)}" if found.get("gain") else "")
+    parts = [columns(_captures(found)), columns(_moves(found["moves"]))]
+    more = len(found["moves"]) - MOVES_SHOWN
+    parts += [f"and {more:,} more moves: --json has all"] if more > 0 else []
+    would = "would move" if found.get("dry_run") else "are moving"
+    load = sum(one["load"] for one in found["moves"])
+    moves = f"{len(found['moves']):,} ranges {would}, with {load:,} of the load"
+    return "\n\n".join([*parts, f"load in {found['unit']}; {moves}", *_cost(found)])
+
+
+def _now(found: dict[str, Any]) -> str:
+    return f"the greatest load is {found['gain']['before']['max_over_mean']:.2f} times the mean"
+
+
+def _captures(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows = [("CAPTURE", "LOAD NOW", "LOAD AFTER")]
+    rows += [(name, f"{one['before']:,}", f"{one['after']:,}") for name, one in found["captures"].items()]
+    return list(rows)
+
+
+def _moves(moves: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    heaviest = sorted(moves, key=lambda one: -one["load"])[:MOVES_SHOWN]
+    rows = [("FROM", "TO", "LOAD")]
+    return rows + [(one["from"] or "no capture", one["to"], f"{one['load']:,}") for one in heaviest]
+
+
+def _cost(found: dict[str, Any]) -> list[str]:
+    """The lines of cost and gain; a server of an earlier version does not say them."""
+    if "cost" not in found:
+        return []
+    cost, before, after = found["cost"], found["gain"]["before"], found["gain"]["after"]
+    tables = f" of {cost['tables']:,} tables" if cost["tables"] else ""
+    again = cost["received_again"]
+    received = "few changes" if again is None else f"about {size(again)} of changes"
+    source = "as the last time" if cost["is_gap_measured"] else "as is typical"
+    ratios = f"{before['max_over_mean']:.2f} now, {after['max_over_mean']:.2f} after (1 is even)"
+    rows = [
+        ("moves", f"{cost['moves']:,}{tables}"),
+        ("received again", f"{received}, while the givers still deliver"),
+        ("checkpoint stops", f"for about {cost['gap_ms'] / 1000:.1f} s, {source}"),
+        ("greatest / mean load", ratios),
+    ]
+    return [columns(rows)]
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: 512 B, 1.2 MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"

@@ -1,0 +1,177 @@
+"""For each range of a changefeed, the API shows whether it is delivered, and otherwise why not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+from tests.api.test_list_of_changefeeds import capture_with
+from tidegate.api.changefeeds import show_status
+from tidegate.control.barrier import Barrier
+from tidegate.control.changefeed import Life, State
+from tidegate.control.grants import GrantedRange
+from tidegate.control.messages import Dispatch, Header, ProcessorStatus, RangeProgress, Wish
+from tidegate.control.metadata import FeedError, FeedId
+from tidegate.control.owner import Owner
+from tidegate.model.span import Span
+from tidegate.model.timestamp import compose
+from tidegate.server.capture import Capture
+from tidegate.server.catalogue.stripes import table_task
+from tidegate.server.owner.feed import Feed
+from tidegate.server.owner.peers import SILENT_S, Peer
+from tidegate.server.owner.replication import PIPELINE_STARTS
+from tidegate.tidb import keys
+
+NOW_MS = 10_000_000
+CHECKPOINT = compose(NOW_MS - 4_000)
+TABLES = [table_task(table, CHECKPOINT) for table in (10, 20, 30)]
+TOKEN = (7, 1)
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Capture:
+    """An owner `a` of a changefeed that it shares with a capture `b`, which has the tables from 20 on."""
+
+    async def made() -> Capture:  # parts of it want a loop
+        return capture_with(1, tmp_path, Counter())
+
+    found = asyncio.run(made())
+    processors: Any = SimpleNamespace(processors={})
+    found.processor_registry = processors
+    node, feed = found.node, feed_of(found)
+    node.address, node.upstream_ms = "10.0.0.1:8300", lambda: NOW_MS
+    node.others = lambda: {"b": "10.0.0.2:8300"}
+    replication, wanted = feed.replication, feed.record.wanted
+    replication.checkpoint = CHECKPOINT
+    replication.shares.sharing.begin(TABLES)
+    replication.owner = owner = Owner(CHECKPOINT, Barrier(CHECKPOINT), wanted)
+    opened: Any = SimpleNamespace(partitions=3)
+    replication.sink.opened = opened
+    cut = TABLES[1].span.start
+    for name, span in (("a", Span(wanted.start, cut)), ("b", Span(cut, wanted.end))):
+        ranges = [GrantedRange(span, TOKEN)]
+        owner.grant(name, 1, ranges)
+        owner.running(name, 1, ranges)
+        peer = replication.peers[name]
+        peer.met_rev, peer.met_at, peer.received_at, peer.ready = (
+            node.owner_rev,
+            0.0,
+            node.clock.monotonic(),
+            True,
+        )
+        header = Header(1, str(feed.id), "i", 1, name, 1, 1)
+        peer.asked = Dispatch(header, Wish.RUN, 1, ranges, 1, 1, False)
+    progress = RangeProgress(Span(cut, wanted.end), TOKEN, compose(NOW_MS - 500), compose(NOW_MS - 100))
+    owner.report("b", 1, [progress])
+    replication.shares.sharing.loads["b"] = {TABLES[1].id: 3000, TABLES[2].id: 500}
+    return found
+
+
+def feed_of(capture: Capture) -> Feed:
+    return capture.reactor.feeds[FeedId("default", "f0")]
+
+
+def other(capture: Capture) -> Peer:
+    return feed_of(capture).replication.peers["b"]
+
+
+def shown(capture: Capture) -> dict[str, Any]:
+    """The answer of GET /changefeeds/f0/status, its own part."""
+    app = Starlette()
+    app.state.capture = capture
+    scope = {"type": "http", "method": "GET", "headers": [], "query_string": b"", "app": app}
+    answer = asyncio.run(show_status(Request({**scope, "path_params": {"name": "f0"}})))
+    found: dict[str, Any] = json.loads(bytes(answer.body))["tidegate"]
+    return found
+
+
+def reasons(capture: Capture) -> list[tuple[str, str, int]]:
+    return [(one["state"], one["reason"], one["ranges"]) for one in shown(capture)["ranges"]["reasons"]]
+
+
+def test_each_range_has_its_capture_progress_load_and_state(capture: Capture) -> None:
+    first, second = shown(capture)["captures"]
+    assert (first["address"], first["tables"], first["state"]) == ("10.0.0.1:8300", 1, "running")
+    assert first["checkpoint_ts"] == CHECKPOINT, "it has not reported, and is not below the checkpoint"
+    assert (first["checkpoint_lag_ms"], first["bytes_per_second"]) == (4000, 0)
+    assert (second["capture"], second["address"], second["tables"]) == ("b", "10.0.0.2:8300", 2)
+    assert (second["checkpoint_lag_ms"], second["resolved_lag_ms"]) == (500, 100)
+    assert (second["bytes_per_second"], second["why"]) == (3500, "")
+    found = shown(capture)["ranges"]
+    assert found == {
+        "total": 2,
+        "states": {"running": 2, "held": 0, "not running": 0},
+        "reasons": [],
+        "more": 0,
+    }
+
+
+def test_reasons_follow_from_what_the_owner_knows_of_its_captures(capture: Capture) -> None:
+    peer, node = other(capture), capture.node
+    peer.received_at = node.clock.monotonic() - SILENT_S + 8
+    (silent,) = shown(capture)["ranges"]["reasons"]
+    assert (silent["state"], silent["reason"]) == ("not running", "capture silent")
+    assert silent["example"]["capture"] == "b"
+    peer.received_at = node.clock.monotonic()
+    node.drained.add("b")
+    assert reasons(capture) == [("running", "drains", 1)]
+    feed_of(capture).replication.peers["a"].coming = (feed_of(capture).record.wanted,)
+    (moves,) = shown(capture)["ranges"]["reasons"]
+    assert moves["reason"] == "moves"
+    assert "10.0.0.1:8300" in moves["why"]
+    node.others = dict
+    assert reasons(capture) == [("not running", "capture gone", 1)]
+
+
+def test_a_range_that_starts_shows_the_obstacle_of_its_capture(capture: Capture) -> None:
+    feed = feed_of(capture)
+    replication, owner = feed.replication, feed.replication.owner
+    assert owner is not None
+    replication.waiting_for = PIPELINE_STARTS
+    ranges = [GrantedRange(Span(TABLES[1].span.start, feed.record.wanted.end), (7, 2))]
+    owner.grant("b", 2, ranges)
+    other(capture).ready = False
+    assert reasons(capture) == [("not running", "no application", 1)]
+    other(capture).ready = True
+    other(capture).status = ProcessorStatus(waits="catalogue from upstream")
+    assert reasons(capture) == [("not running", "definitions", 1)]
+    replication.shares.reason = "capture c is gone"
+    assert reasons(capture) == [("not running", "divided again", 2)]
+    replication.shares.reason, replication.waiting_for = "", ""
+    replication.sink.opened = None
+    assert reasons(capture) == [("not running", "divided again", 2)], "grants are being stored"
+
+
+def test_a_changefeed_that_does_not_run_has_one_range_with_the_reason(capture: Capture) -> None:
+    feed = feed_of(capture)
+    feed.replication.owner = None
+    assert reasons(capture) == [("not running", "owner starts", 1)]
+    feed.record.life = Life(State.FAILED, FeedError("no such topic\n  why: it was deleted", "c", 1, "a"))
+    (failed,) = shown(capture)["ranges"]["reasons"]
+    assert (failed["reason"], failed["why"]) == ("failed", "it has failed: no such topic")
+    assert shown(capture)["captures"] == [], "nobody has a range"
+
+
+def test_cut_tables_name_their_cost_and_those_with_several_captures(capture: Capture) -> None:
+    assert shown(capture)["cut_tables"] is None
+    feed = feed_of(capture)
+    owner, record, middle = feed.replication.owner, feed.record, keys.int_record(20, 500)
+    assert owner is not None
+    record.config = replace(
+        record.config, tidegate=replace(record.config.tidegate, table_cuts=(middle.hex(),))
+    )
+    whole = shown(capture)["cut_tables"]
+    assert whole["tables"] == [], "one capture has both pieces"
+    assert "a transaction's rows of a cut table may come apart, until Resolved" in whole["cost"]
+    for name, span in (("a", Span(record.wanted.start, middle)), ("b", Span(middle, record.wanted.end))):
+        owner.grant(name, 2, [GrantedRange(span, (7, 2))])
+    assert shown(capture)["cut_tables"]["tables"] == [{"table": "id 20", "captures": 2}]
