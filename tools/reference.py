@@ -305,6 +305,8 @@ def _server_metrics() -> Iterator[list[str]]:
         if isinstance(metric, MetricWrapperBase):
             (family,) = metric.describe()
             yield _metric(family, metric._labelnames)
+    for family in metrics.parts.describe():
+        yield _metric(family, family._labelnames)
 
 
 def _consumer_metrics() -> Iterator[list[str]]:
@@ -321,7 +323,7 @@ def _metric(family: Any, labels: Iterable[str]) -> list[str]:
 
 
 def _unit(name: str) -> str:
-    units = {"_seconds": "s", "_bytes": "bytes", "_ts": "ms since 1970"}
+    units = {"_bytes_per_second": "bytes/s", "_seconds": "s", "_bytes": "bytes", "_ts": "ms since 1970"}
     return next((unit for end, unit in units.items() if name.endswith(end)), "number")
 
 

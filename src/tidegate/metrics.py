@@ -1,14 +1,20 @@
 """Metric names, labels and units, declared once. Names follow TiCDC's owner metrics where there is one.
 
+Labels have few values, except those of ranges and tables (`PartGauges`), of which `PARTS_MAX` have samples.
+
 The registry is our own, so that importing this module has no effect on the process-wide one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 REGISTRY: Final = CollectorRegistry()
 FEED: Final = ("namespace", "changefeed")
@@ -76,6 +82,94 @@ restarts: Final = Counter(
     "tidegate_process_restarts", "Restarts of child processes", ("process",), registry=REGISTRY
 )
 ddl_events: Final = Counter("tidegate_owner_ddl_events", "DDL events delivered", FEED, registry=REGISTRY)
+
+PARTS_MAX: Final = 100
+"""The most ranges with samples of their own, of all changefeeds of an owner together; and the most tables."""
+OTHERS: Final = "others"
+"""The name of the ranges, or tables, of a changefeed that have no samples of their own: they are summed."""
+RANGE_STATES: Final = ("running", "held", "not running")
+"""The states of ranges: the values of `control.range_reasons.Delivery`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartFigures:
+    """The figures of a range or table, or of all others of a changefeed: sums, and the greatest lags."""
+
+    labels: Sequence[str]
+    """A range's id and capture, or a table's name."""
+    checkpoint_lag_s: float
+    resolved_lag_s: float
+    bytes_per_s: float
+    state: str = ""
+    """The state of a range; empty: there are several."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedFigures:
+    """The figures of a changefeed and its parts, `PARTS_MAX` and one at most."""
+
+    feed: tuple[str, str]
+    bytes_per_s: float
+    states: Mapping[str, int]
+    """The number of its ranges in each state."""
+    ranges: Sequence[PartFigures]
+    tables: Sequence[PartFigures]
+
+
+class PartGauges(Collector):
+    """Gauges of ranges and tables. They are worked out when the page is read, because ranges come and go."""
+
+    def __init__(self) -> None:
+        self.sources: dict[object, Callable[[], Iterable[FeedFigures]]] = {}
+        """The owners of changefeeds in this process; each removes itself when it does not own them any more.
+        """
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """The gauges without samples."""
+        lags = "PD's time minus the checkpoint", "PD's time minus the resolved ts"
+        load = "Bytes of changes a second that upstream sends, averaged over some ten seconds"
+        of_range, of_table = (*FEED, "range", "capture"), (*FEED, "table")
+        return [
+            GaugeMetricFamily(f"tidegate_{name}", text, labels=labels)
+            for name, text, labels in (
+                ("changefeed_ranges", "The number of ranges in a state", (*FEED, "state")),
+                ("changefeed_changed_bytes_per_second", f"{load}: all ranges", FEED),
+                ("range_state", "A range's state: 0 running, 1 held, 2 not running", of_range),
+                ("range_checkpoint_ts_lag_seconds", f"A range: {lags[0]}", of_range),
+                ("range_resolved_ts_lag_seconds", f"A range: {lags[1]}", of_range),
+                ("range_changed_bytes_per_second", f"A range: {load[0].lower()}{load[1:]}", of_range),
+                ("table_checkpoint_ts_lag_seconds", f"A table: {lags[0]} of its slowest range", of_table),
+                ("table_resolved_ts_lag_seconds", f"A table: {lags[1]} of its slowest range", of_table),
+                ("table_changed_bytes_per_second", f"A table: {load[0].lower()}{load[1:]}", of_table),
+            )
+        ]
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """The gauges with their samples now."""
+        families = self.describe()
+        states, whole, range_state, *parts = families
+        of_range, of_table = parts[:3], parts[3:]
+        for feed in (one for source in list(self.sources.values()) for one in source()):
+            for state in RANGE_STATES:
+                states.add_metric([*feed.feed, state], feed.states.get(state, 0))
+            whole.add_metric(feed.feed, feed.bytes_per_s)
+            for one in feed.ranges:
+                if one.state:
+                    range_state.add_metric([*feed.feed, *one.labels], RANGE_STATES.index(one.state))
+                _add(of_range, feed, one)
+            for one in feed.tables:
+                _add(of_table, feed, one)
+        return families
+
+
+def _add(gauges: Sequence[GaugeMetricFamily], feed: FeedFigures, one: PartFigures) -> None:
+    values = one.checkpoint_lag_s, one.resolved_lag_s, one.bytes_per_s
+    for gauge, value in zip(gauges, values, strict=True):
+        gauge.add_metric([*feed.feed, *one.labels], value)
+
+
+parts: Final = PartGauges()
+REGISTRY.register(parts)
 
 
 def forget_feed(namespace: str, changefeed: str) -> None:

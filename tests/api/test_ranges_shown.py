@@ -1,4 +1,4 @@
-"""For each range of a changefeed, the API shows whether it is delivered, and otherwise why not."""
+"""For each range of a changefeed, API and metrics show whether it is delivered, and otherwise why not."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.capture import Capture
 from tidegate.server.catalogue.stripes import table_task
+from tidegate.server.changefeeds.range_figures import figures_of
 from tidegate.server.owner.feed import Feed
 from tidegate.server.owner.peers import SILENT_S, Peer
 from tidegate.server.owner.replication import PIPELINE_STARTS
@@ -175,3 +176,16 @@ def test_cut_tables_name_their_cost_and_those_with_several_captures(capture: Cap
     for name, span in (("a", Span(record.wanted.start, middle)), ("b", Span(middle, record.wanted.end))):
         owner.grant(name, 2, [GrantedRange(span, (7, 2))])
     assert shown(capture)["cut_tables"]["tables"] == [{"table": "id 20", "captures": 2}]
+
+
+def test_metrics_have_the_same_figures_by_range_and_by_table(capture: Capture) -> None:
+    (found,) = figures_of([feed_of(capture)], NOW_MS)
+    assert (found.feed, found.bytes_per_s, found.states) == (("default", "f0"), 3500, {"running": 2})
+    assert [(one.labels[1], one.checkpoint_lag_s, one.bytes_per_s) for one in found.ranges] == [
+        ("10.0.0.1:8300", 4.0, 0),
+        ("10.0.0.2:8300", 0.5, 3500),
+    ]
+    assert [(one.labels, one.checkpoint_lag_s, one.bytes_per_s) for one in found.tables] == [
+        (("id 20",), 0.5, 3000),
+        (("id 30",), 0.5, 500),
+    ]

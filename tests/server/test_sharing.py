@@ -13,6 +13,7 @@ from tests.server.test_capture import Running, bank, check_order, wait_for, work
 from tests.server.test_captures import reached
 from typer.testing import CliRunner
 
+from tidegate import metrics
 from tidegate.cli.main import app as command_line
 from tidegate.control.metadata import FeedId, grant_key
 from tidegate.control.trace import replay
@@ -272,6 +273,9 @@ def test_a_capture_is_drained_and_given_ranges_again(
     assert first.address in shown
     assert second.address in shown
     assert "BYTES/S" in shown
+    number = len(first.feed("one")["tidegate"]["captures"])
+    running = f'tidegate_changefeed_ranges{{changefeed="one",namespace="default",state="running"}} {number}.0'
+    assert running in metrics.render().decode()
     shown = tidegate("changefeed", "rebalance", "-c", "one", "--dry-run", "--server", first.address)
     assert "nothing to move" in shown or "would move" in shown
     cost = first.call("POST", "/changefeeds/one/rebalance", {"dry_run": True})["cost"]

@@ -2,5 +2,6 @@
 
 `reactor` (all requests), `feeds` (by name), `new_feed` (checks a request), `creation`, `updates`,
 `removal`, `placement`, `repartition`, `unreadable` (stored by a later version), `housekeeping` with
-`held_history` and `clock_watch` (every second), `readers` and `reader_history` (Spark queries).
+`held_history` and `clock_watch` (every second), `range_figures` (metrics), `readers` and
+`reader_history` (Spark queries).
 """

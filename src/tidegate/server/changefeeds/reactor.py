@@ -38,6 +38,7 @@ from tidegate.server.changefeeds.held_history import HeldHistory
 from tidegate.server.changefeeds.housekeeping import Housekeeping
 from tidegate.server.changefeeds.new_feed import NewFeed
 from tidegate.server.changefeeds.placement import Placement
+from tidegate.server.changefeeds.range_figures import figures_of
 from tidegate.server.changefeeds.removal import fenced_for_good
 from tidegate.server.changefeeds.repartition import check_repartition
 from tidegate.server.changefeeds.unreadable import UnreadableFeed
@@ -94,6 +95,7 @@ class Reactor:
         await self.history.tend(force=True)
         for feed in self.feeds.values():
             feed.start()
+        metrics.parts.sources[self] = self._figures
         self._tasks = [
             asyncio.create_task(self.housekeeping.run(), name="housekeeping"),
             asyncio.create_task(self.clock_watch.run(), name="clock watch"),
@@ -122,6 +124,7 @@ class Reactor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        metrics.parts.sources.pop(self, None)
         for feed in self.feeds.values():
             metrics.forget_feed(feed.id.namespace, feed.id.name)  # another capture may report them now
         for name in self.feeds.unreadable:
@@ -142,6 +145,9 @@ class Reactor:
                     feed.replication.shares.forget_grant()
                     feed.start()
         event(LOG, logging.INFO, "ownership taken again", owner_rev=self.node.owner_rev)
+
+    def _figures(self) -> list[metrics.FeedFigures]:
+        return figures_of(self.feeds.values(), self.clock_watch.now_ms())
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """End the capture if a task has failed: otherwise nothing would hold upstream's history."""

@@ -109,6 +109,16 @@ class Sharing:
         return {self.tasks[name].span: load for name, load in said.items() if name in self.tasks}
 
     @property
+    def tables_with_load(self) -> list[tuple[int, Span, int]]:
+        """(table or partition, span, load) of the spans of single tables for which any load is reported."""
+        said = {name: load for one in self.loads.values() for name, load in one.items()}
+        alone = [task for task in self.tasks.values() if not task.wanted]
+        busy = {task.physical_id for task in alone if task.id in said}
+        return [
+            (task.physical_id, task.span, said.get(task.id, 0)) for task in alone if task.physical_id in busy
+        ]
+
+    @property
     def pieces(self) -> tuple[list[Piece], bool]:
         """The pieces of the key space in key order, and whether their weights are bytes per second."""
         said = {name: load for one in self.loads.values() for name, load in one.items()}

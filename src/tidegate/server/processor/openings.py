@@ -127,7 +127,7 @@ class Openings:
     def measure_loads(self) -> None:
         """Measure from time to time how many bytes of changes arrive for each span."""
         now, machine = self._node.clock.monotonic(), self._machine
-        if self._node.shared and self.current is not None and self._span_loads.is_due(now):
+        if self.current is not None and self._span_loads.is_due(now):
             lines = self.current.spans.status
             machine.loads = self._span_loads.measure(now, machine.spans.ids, lines, machine.loads)
 
