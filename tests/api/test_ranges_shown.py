@@ -16,9 +16,10 @@ from starlette.requests import Request
 
 from tests.api.test_list_of_changefeeds import capture_with
 from tidegate.api.changefeeds import show_status
+from tidegate.api.feed_json import cost_json, proposal_json
 from tidegate.control.barrier import Barrier
 from tidegate.control.changefeed import Life, State
-from tidegate.control.grants import GrantedRange
+from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.messages import Dispatch, Header, ProcessorStatus, RangeProgress, Wish
 from tidegate.control.metadata import FeedError, FeedId
 from tidegate.control.owner import Owner
@@ -26,9 +27,11 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.capture import Capture
 from tidegate.server.catalogue.stripes import table_task
+from tidegate.server.changefeeds.placement import Placement
 from tidegate.server.changefeeds.range_figures import figures_of
 from tidegate.server.owner.feed import Feed
 from tidegate.server.owner.peers import SILENT_S, Peer
+from tidegate.server.owner.processor_reports import RangesRun
 from tidegate.server.owner.replication import PIPELINE_STARTS
 from tidegate.tidb import keys
 
@@ -71,6 +74,7 @@ def capture(tmp_path: Path) -> Capture:
         )
         header = Header(1, str(feed.id), "i", 1, name, 1, 1)
         peer.asked = Dispatch(header, Wish.RUN, 1, ranges, 1, 1, False)
+        peer.grant = Grant("i", TOKEN, 1, 4, tuple(ranges))
     progress = RangeProgress(Span(cut, wanted.end), TOKEN, compose(NOW_MS - 500), compose(NOW_MS - 100))
     owner.report("b", 1, [progress])
     replication.shares.sharing.loads["b"] = {TABLES[1].id: 3000, TABLES[2].id: 500}
@@ -189,3 +193,38 @@ def test_metrics_have_the_same_figures_by_range_and_by_table(capture: Capture) -
         (("id 20",), 0.5, 3000),
         (("id 30",), 0.5, 500),
     ]
+
+
+def test_a_rebalance_is_estimated_by_the_pause_of_the_last_division(capture: Capture) -> None:
+    feed, node = feed_of(capture), capture.node
+    replication = feed.replication
+    node.shared = "etcd:x"
+    placement = Placement(node, capture.reactor.feeds)
+
+    def estimate() -> dict[str, Any]:
+        plan, cost = asyncio.run(placement.rebalance(feed.id, dry_run=True))
+        assert not replication.shares.sharing.aim, "it is only shown"
+        return proposal_json(plan) | cost_json(cost)
+
+    node.drained.add("b")
+    typical = estimate()
+    assert [one["from"] for one in typical["moves"]] == ["b"]
+    assert typical["cost"] == {
+        "moves": 1,
+        "tables": 2,
+        "received_again": None,
+        "gap_ms": 1000,
+        "is_gap_measured": False,
+    }
+    assert typical["gain"]["before"] == {"max": 2, "mean": 2, "max_over_mean": 1.33}
+    replication.shares.sharing.loads["b"] = {TABLES[1].id: 2 << 20}
+    assert estimate()["cost"]["received_again"] == 4 * ((2 << 20) + 2 * 512), "4 s of two tables"
+    replication.waiting_for = PIPELINE_STARTS
+    replication._paused_at = node.clock.monotonic() - 0.5
+    replication._act_on(RangesRun())
+    measured = estimate()["cost"]
+    assert measured["is_gap_measured"]
+    assert 500 <= measured["gap_ms"] < 60_000
+    replication.waiting_for = PIPELINE_STARTS
+    replication._act_on(RangesRun())
+    assert estimate()["cost"]["gap_ms"] == measured["gap_ms"], "a start for another reason is no division"

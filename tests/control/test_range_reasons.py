@@ -203,7 +203,8 @@ def test_a_drained_capture_says_why_no_other_takes_its_ranges() -> None:
 def test_an_obstacle_is_shown_at_the_late_range_of_its_capture() -> None:
     obstacle = "span 7 (shop.orders): 1 ranges without a region"
     late = replace(RANGES[1], span=Span(b"x", b""), checkpoint=compose(NOW_MS - 20_000))
-    ranges = [RANGES[0], replace(RANGES[1], span=Span(b"m", b"x")), late]
+    less = replace(late, span=Span(b"m", b"x"), checkpoint=compose(NOW_MS - 15_000))
+    ranges = [RANGES[0], less, late]
     found = explain(FEED, ranges, {"a": A, "b": replace(B, waits=obstacle)})
     assert found == [RUNS, RUNS, Why(Delivery.RUNNING, Reason.BEHIND, f"20 s behind: {obstacle}")]
     assert second(waits=obstacle) == RUNS, "it is not late"
