@@ -28,7 +28,7 @@ from typing import Any, Final
 import orjson
 
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
-from tidegate.sink.lakehouse.store import OWN, Store
+from tidegate.sink.lakehouse.store import OWN, Store, create_own
 from tidegate.sink.lakehouse.takeover import Writer
 
 CHANGES: Final = f"{OWN}/changes"
@@ -342,14 +342,6 @@ def _size(ends: tuple[int, int]) -> int:
 def key_of(first: int, last: int) -> str:
     """The key of the manifest that describes these commits."""
     return f"{CHANGES}/{first:020d}-{last:020d}.json"
-
-
-def create_own(store: Store, key: str, data: bytes) -> bool:
-    """`Store.create`, but True as well if the key has exactly these bytes.
-
-    The answer to a conditional put may be lost, and a second attempt then fails on our own object.
-    """
-    return store.create(key, data) or store.get(key) == data
 
 
 def parsed(data: bytes, where: str) -> dict[str, Any]:

@@ -46,14 +46,13 @@ from tidegate.consumer.parquet.manifests import (
     Manifest,
     ManifestChain,
     State,
-    create_own,
 )
 from tidegate.consumer.parquet.steps import LogSteps, LogTable, in_log
 from tidegate.consumer.parquet.upkeep import DATA_FILE, LogUpkeep, data_file
 from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse.own_tables import entries_of, listed
-from tidegate.sink.lakehouse.store import SNAPSHOTS, Store
+from tidegate.sink.lakehouse.store import SNAPSHOTS, Store, create_own
 from tidegate.sink.lakehouse.takeover import Writer
 from tidegate.sink.reader.changes import COMMIT_TS
 

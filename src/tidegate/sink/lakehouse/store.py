@@ -331,5 +331,13 @@ def store_of(root: Path | Store) -> Store:
     return DiskStore(root) if isinstance(root, Path) else root
 
 
+def create_own(store: Store, key: str, data: bytes) -> bool:
+    """`Store.create`, but True as well if the key has exactly these bytes.
+
+    The answer to a conditional put may be lost, and a second attempt then fails on our own object.
+    """
+    return store.create(key, data) or store.get(key) == data
+
+
 def _folded(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
