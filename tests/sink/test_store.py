@@ -50,6 +50,15 @@ def test_a_file_is_created_once_and_read_as_it_was(opened: Opened) -> None:
     assert store.stamp("a/b") != before
 
 
+def test_an_object_is_put_again_and_its_beginning_is_read(s3: S3Place) -> None:
+    store = s3.store()
+    assert store.beginning("a/b", 4) is None
+    for data in (b"first", b"second"):
+        store.put("a/b", data)
+    assert store.beginning("a/b", 4) == (b"seco", 6)
+    assert store.beginning("a/b", 100) == (b"second", 6)
+
+
 def test_folders_hold_their_own_files_and_folders(opened: Opened) -> None:
     store = opened()
     for key in ("x/t/1.parquet", "x/t/_log/0.json", "x/u=5F ~a/1.parquet", "x/file"):

@@ -54,6 +54,8 @@ FORM: Final = "://bucket/prefix?endpoint=https://host:port&region=REGION"
 """The form of an address after its scheme."""
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """Environment variables with the endpoint, used if the address does not name one."""
+PROBE: Final = "probe"
+"""The folder within `OWN` of keys by which `probe` tests the store."""
 _KNOWN: Final = ("endpoint", "region")
 
 
@@ -166,6 +168,18 @@ class ObjectStore:
             except FileNotFoundError:
                 return None
 
+    def beginning(self, key: str, size: int) -> tuple[bytes, int] | None:
+        """The first `size` bytes of an object that is not empty, and its whole size; None: it does not exist.
+
+        One request, which reads a small object completely.
+        """
+        with self._asking(key):
+            try:
+                found = obstore.get(self._store, key, options={"range": (0, size)})
+                return bytes(found.bytes()), found.meta["size"]
+            except FileNotFoundError:
+                return None
+
     def stamp(self, key: str) -> Hashable | None:
         with self._asking(key):
             try:
@@ -181,6 +195,11 @@ class ObjectStore:
             except AlreadyExistsError:
                 return False
             return True
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object whose name nobody else uses. If the answer is lost, the request is repeated."""
+        with self._asking(key):
+            obstore.put(self._store, key, data)
 
     def copy(self, source: str, target: str) -> None:
         """Copy on the server. A file never changes, so copying it twice does no harm."""
@@ -302,7 +321,7 @@ class ObjectStore:
 
     def probe(self) -> None:
         """InvalidInput unless the store refuses the second of two conditional puts of one key."""
-        key = f"{OWN}/probe/{uuid.uuid4().hex}"
+        key = f"{OWN}/{PROBE}/{uuid.uuid4().hex}"
         self.create(key, b"1")
         second = self.create(key, b"2")
         self.delete([key])
