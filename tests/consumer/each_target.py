@@ -19,10 +19,11 @@ from tests.consumer.mysql.reading import forget
 from tests.fixtures.s3 import S3Place
 from tidegate.consumer.applying.target import Address
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress, DeltaTarget
+from tidegate.consumer.iceberg.bucket_catalog import BucketCatalog, BucketWriterCatalog
 from tidegate.consumer.iceberg.catalog import WriterCatalog
 from tidegate.consumer.iceberg.snapshots import newest_position
 from tidegate.consumer.iceberg.tables import Tables
-from tidegate.consumer.iceberg.target import IcebergAddress, IcebergTarget
+from tidegate.consumer.iceberg.target import IcebergAddress, IcebergBucketAddress, IcebergTarget
 from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
@@ -246,16 +247,12 @@ class AtIceberg:
         if not (self.root / "catalog.db").exists():
             return {}
         catalog = SqlCatalog("tidegate", uri=f"sqlite:///{self.root}/catalog.db")
-        found = {}
-        for name in catalog.list_tables((SCHEMA,)) if catalog.namespace_exists((SCHEMA,)) else []:
-            rows = catalog.load_table(name).scan().to_arrow()
-            kept = rows.drop_columns(ROWID) if ROWID in rows.column_names else rows
-            found[name[1]] = _sorted(zip(*kept.to_pydict().values(), strict=True))
+        found = _rows_in(catalog)
         catalog.close()
         return found
 
     def state(self) -> Hashable:
-        return newest_position(self.root)
+        return newest_position(DiskStore(self.root))
 
     def put_foreign(self, table: str) -> None:
         self.root.mkdir(exist_ok=True)
@@ -274,6 +271,72 @@ class AtIceberg:
         catalog.drop_table((SCHEMA, table))
         catalog.close()
         shutil.rmtree(self.root / "theirs")
+
+
+class AtIcebergInS3:
+    undoes, exclusive = True, False
+    deaths = 20
+
+    def __init__(self, s3: S3Place, folder: Path, mode: WriteMode = DEFAULT) -> None:
+        self._s3, self._folder, self._mode = s3, folder, mode
+
+    def address(self) -> IcebergBucketAddress:
+        return IcebergBucketAddress(self._s3.store(), "contract", self._folder / "own", mode=self._mode)
+
+    def other(self) -> IcebergBucketAddress:
+        return IcebergBucketAddress(self._s3.store(), "contract-other", self._folder / "other")
+
+    def mortal(self, dies_at: int) -> tuple[Any, FilesLife]:
+        life = FilesLife(dies_at)
+        return self._mortal(life), life
+
+    @contextmanager
+    def _mortal(self, life: FilesLife) -> Iterator[IcebergTarget]:
+        """Each object that is put is a write, whether it has a condition or not."""
+        with self.address().opened() as target:
+            for name in ("create", "put", "delete"):
+                setattr(target.lake.store, name, life.watched(getattr(target.lake.store, name)))
+            yield target
+
+    def seen(self) -> dict[str, Rows]:
+        """At the newest catalog: what it names and no snapshot does would show here."""
+        return _rows_in(BucketCatalog(self._s3.store()))
+
+    def state(self) -> Hashable:
+        return newest_position(self._s3.store())
+
+    def put_foreign(self, table: str) -> None:
+        """In the catalog, where a name must be free. Only a program that knows the chain can do that."""
+        catalog = self._catalog()
+        rows = pa.table({"photo": ["not to be lost"]})
+        location = f"{self._s3.store().uri('theirs')}/{table}"
+        catalog.create_table_transaction((SCHEMA, table), rows.schema, location).commit_transaction()
+        catalog.load_table((SCHEMA, table)).append(rows)
+        catalog.confirm()
+
+    def foreign(self, table: str) -> object:
+        return self.seen()[table]
+
+    def remove_foreign(self, table: str) -> None:
+        catalog = self._catalog()
+        catalog.drop_table((SCHEMA, table))
+        catalog.confirm()
+        shutil.rmtree(self._s3.folder / "theirs")
+
+    def _catalog(self) -> BucketWriterCatalog:
+        catalog = BucketWriterCatalog(self._s3.store(), "contract")
+        catalog.take_over()
+        return catalog
+
+
+def _rows_in(catalog: SqlCatalog | BucketCatalog) -> dict[str, Rows]:
+    """The rows of all tables at their newest snapshots, as pyiceberg reads them."""
+    found = {}
+    for name in catalog.list_tables((SCHEMA,)) if catalog.namespace_exists((SCHEMA,)) else []:
+        rows = catalog.load_table(name).scan().to_arrow()
+        kept = rows.drop_columns(ROWID) if ROWID in rows.column_names else rows
+        found[name[1]] = _sorted(zip(*kept.to_pydict().values(), strict=True))
+    return found
 
 
 class FilesLife:

@@ -12,6 +12,7 @@ from tests.consumer.each_target import (
     AtDelta,
     AtDeltaInS3,
     AtIceberg,
+    AtIcebergInS3,
     AtMariaDb,
     AtParquet,
     AtParquetInS3,
@@ -35,7 +36,10 @@ LIVES = 1000
 
 
 @pytest.fixture(
-    params=["delta", "delta-s3", "iceberg", "iceberg-deletes", "parquet", "parquet-s3", "mariadb"]
+    params=[
+        *("delta", "delta-s3", "iceberg", "iceberg-deletes", "iceberg-s3"),
+        *("parquet", "parquet-s3", "mariadb"),
+    ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     if request.param == "delta":
@@ -51,6 +55,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if request.param == "iceberg-deletes":
         deletes_in_small_files(monkeypatch)
         return AtIceberg(tmp_path / "target", WriteMode.MERGE_ON_READ)
+    if request.param == "iceberg-s3":
+        deletes_in_small_files(monkeypatch)
+        return AtIcebergInS3(request.getfixturevalue("s3"), tmp_path, WriteMode.MERGE_ON_READ)
     return AtMariaDb(request.getfixturevalue("mariadb"), tmp_path)
 
 

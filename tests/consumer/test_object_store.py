@@ -442,12 +442,12 @@ def test_trouble_while_a_table_is_opened_is_not_taken_for_a_foreign_table(
         place.lake().check()
 
 
-def test_a_bucket_wants_a_name_and_iceberg_is_refused_in_words(s3: S3Place) -> None:
+def test_a_bucket_wants_a_name_and_other_stores_are_refused_in_words(s3: S3Place) -> None:
     with pytest.raises(InvalidInput, match="needs a name"):
         address_of(s3.target, Upkeep(), DatabaseSettings())
     with pytest.raises(InvalidInput) as refused:
-        address_of("iceberg+s3://lake/a", Upkeep(), DatabaseSettings("one"))
-    assert "Iceberg tables are on a local disk" in refused.value.why
+        address_of("iceberg+gs://lake/a", Upkeep(), DatabaseSettings("one"))
+    assert "in a directory or in S3" in refused.value.why
     found = address_of(s3.target, Upkeep(), DatabaseSettings("shop/1"))
     assert found.folder == Path("tidegate-consumer-shop_1").absolute()
     for address in (

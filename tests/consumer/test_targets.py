@@ -8,6 +8,8 @@ import pytest
 
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
 from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.iceberg.target import IcebergBucketAddress
+from tidegate.consumer.iceberg.write_mode import WriteMode
 from tidegate.consumer.job import run
 from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.mysql.session import MySqlServer
@@ -30,6 +32,22 @@ def test_an_address_is_a_directory_or_a_server(tmp_path: Path) -> None:
     assert found.folder == Path("tidegate-consumer-shop_1").absolute()
     with pytest.raises(InvalidInput, match="iceberg:///absolute/directory or mysql://"):
         address_of("postgres://db/", Upkeep(), NAMED)
+
+
+def test_an_address_of_iceberg_tables_in_a_bucket_wants_a_name() -> None:
+    text = "iceberg+s3://lake/shop?endpoint=http://127.0.0.1:1"
+    found = address_of(text, Upkeep(), NAMED, write_mode=WriteMode.COPY_ON_WRITE)
+    assert isinstance(found, IcebergBucketAddress)
+    assert (str(found), found.mode) == ("s3://lake/shop as Iceberg tables", WriteMode.COPY_ON_WRITE)
+    assert found.folder == Path("tidegate-consumer-shop_1").absolute()
+    with pytest.raises(InvalidInput, match="needs a name"):
+        address_of(text, Upkeep(), DatabaseSettings())
+    with pytest.raises(InvalidInput, match="is for databases"):
+        address_of(text, Upkeep(), DatabaseSettings("one", adopt=True))
+    with pytest.raises(InvalidInput, match="cannot be used") as refused:
+        address_of("iceberg+s3://me:geheim@lake/a?key=geheim", Upkeep(), NAMED)
+    assert "geheim" not in str(refused.value)
+    assert "--target 'iceberg+s3://" in refused.value.fix
 
 
 def test_a_database_wants_a_name_and_whole_transactions(tmp_path: Path) -> None:

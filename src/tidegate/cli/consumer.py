@@ -54,10 +54,10 @@ def run(
         str,
         typer.Option(
             help="Where the tables go: delta:///absolute/directory, iceberg:///absolute/directory, "
-            "delta+s3://bucket/prefix?endpoint=URL&region=NAME (with AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY in the environment), parquet:///absolute/directory or parquet+s3:// for "
-            "a log of every change (docs/change-log.md), or mysql://user@host:port/ of a MySQL or MariaDB "
-            "server (the password in TIDEGATE_TARGET_PASSWORD, or ?password-file=FILE)."
+            "parquet:///absolute/directory for a log of every change (docs/change-log.md); in a bucket "
+            "delta+s3://bucket/prefix?endpoint=URL&region=NAME, iceberg+s3:// or parquet+s3:// (with "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment); or mysql://user@host:port/ of "
+            "a MySQL or MariaDB server (the password in TIDEGATE_TARGET_PASSWORD, or ?password-file=FILE)."
         ),
     ],
     name: Annotated[

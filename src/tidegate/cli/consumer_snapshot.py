@@ -14,7 +14,10 @@ from tidegate.cli.client import JsonOption, reported
 def show_snapshot(
     target: Annotated[
         str,
-        typer.Option(help="The tables: delta:///absolute/directory or iceberg:///absolute/directory."),
+        typer.Option(
+            help="The tables: delta:///absolute/directory, iceberg:///absolute/directory, or in a bucket "
+            "delta+s3://bucket/prefix or iceberg+s3://bucket/prefix."
+        ),
     ],
     at: Annotated[
         int | None,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.consumer.iceberg import snapshots as iceberg
+from tidegate.consumer.iceberg.scheme import BUCKETS, SCHEME
 from tidegate.consumer.mysql.session import SCHEMES as DATABASES
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
@@ -18,7 +19,9 @@ class NamedTable:
     name: str
     """`schema.table` at the source."""
     where: str
-    """Delta: the table's directory. Iceberg: its name in the catalog."""
+    """Delta: the table's directory. Iceberg: its name in the catalog; in a bucket the file of its newest
+    metadata.
+    """
     version: int
     """Delta: the table's version. Iceberg: the id of its snapshot."""
 
@@ -26,7 +29,7 @@ class NamedTable:
 def named_tables(target: str | Path, at: int | None = None) -> tuple[int, list[NamedTable]]:
     """The ts of the newest snapshot with ts <= `at` (None: the newest of all), and its tables by name.
 
-    InvalidInput when there is none, or the target is not a directory.
+    InvalidInput when there is none, or the target has none to read by.
     """
     if str(target).partition("://")[0] in DATABASES:
         raise InvalidInput(
@@ -35,9 +38,15 @@ def named_tables(target: str | Path, at: int | None = None) -> tuple[int, list[N
             why="its tables hold one state only, the newest",
             fix="query its tables; with --lanes 1 every reader sees whole transactions",
         )
-    if str(target).startswith(f"{iceberg.SCHEME}://"):
+    scheme = str(target).partition("://")[0]
+    if scheme in (SCHEME, BUCKETS):
         held = iceberg.open_snapshot(target, at)
-        made = [NamedTable(n, ".".join(t.identifier), t.snapshot_id) for n, t in held.tables.items()]
+        made = [
+            NamedTable(
+                name, table.metadata if scheme == BUCKETS else ".".join(table.identifier), table.snapshot_id
+            )
+            for name, table in held.tables.items()
+        ]
         return held.ts, sorted(made, key=lambda table: table.name)
     found = open_snapshot(target, at)
     tables = [NamedTable(name, str(table.path), table.version) for name, table in found.tables.items()]

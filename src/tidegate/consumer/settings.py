@@ -23,8 +23,8 @@ class Settings:
     source: str
     """kafka://host:port/topic[,topic]?protocol=.."""
     target: str | Path
-    """delta:///directory, the directory, iceberg:///directory, parquet:///directory, or
-    mysql://user@host:port/."""
+    """delta:///directory, the directory, iceberg:///directory, parquet:///directory, one of these as
+    delta+s3://bucket/prefix, or mysql://user@host:port/."""
     mode: Mode = Mode.TRANSACTION
     until: int | None = None
     time_zone: str = ""

@@ -195,7 +195,7 @@ def target_directory(target: str | Path) -> Path:
         raise InvalidInput(
             "this target cannot be used",
             where=shown(text),
-            why=_REFUSED.get(scheme.partition("+")[0], _TARGETS),
+            why=_REFUSED.get(scheme.removesuffix("+s3"), _TARGETS),
             fix="write --target delta:///absolute/directory, delta+s3://bucket/prefix, "
             "parquet:///absolute/directory, iceberg:///absolute/directory or mysql://user@host:port/",
         )
@@ -203,14 +203,14 @@ def target_directory(target: str | Path) -> Path:
 
 
 _TARGETS: Final = (
-    "Delta tables or a change log in a directory or in S3, Iceberg tables in a directory, and MySQL or "
-    "MariaDB servers are targets so far"
+    "Delta tables, Iceberg tables or a change log in a directory or in S3, and MySQL or MariaDB servers are "
+    "targets so far"
 )
 _REFUSED: Final[Mapping[str, str]] = {
-    "iceberg": "Iceberg tables are on a local disk so far: their catalog is a file next to them",
+    "iceberg": "it has Iceberg tables, which consumer.iceberg.snapshots reads",
     "parquet": "a change log has changes and no tables; consumer.parquet.reading reads it",
 }
-"""By the scheme up to its plus sign, why a target is no directory of Delta tables."""
+"""By the scheme of a directory, why a target does not have Delta tables."""
 
 _FILE: Final = "_tidegate_file"
 _SPARK_TYPES: Mapping[Any, str] = {

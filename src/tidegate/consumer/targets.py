@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from tidegate.consumer.applying.target import Address
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
+from tidegate.consumer.iceberg.scheme import BUCKETS as ICEBERG_BUCKETS
+from tidegate.consumer.iceberg.scheme import SCHEME as ICEBERG
 from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.mysql.lanes import LANES
@@ -21,9 +22,6 @@ from tidegate.consumer.snapshots import target_directory
 from tidegate.errors import InvalidInput, shown
 from tidegate.sink.lakehouse.object_store import SCHEME as BUCKETS
 from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
-
-ICEBERG: Final = "iceberg"
-"""The scheme of Iceberg targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +51,13 @@ def address_of(
 ) -> Address:
     """The target that `--target` names; InvalidInput if it names none.
 
-    `delta:///directory`, a plain path, `delta+s3://bucket/prefix`, `iceberg:///directory`,
-    `parquet:///directory`, `parquet+s3://bucket/prefix`, or `mysql://user@host:port/`. `by_offset`: the
-    topics have no watermarks. `write_mode`: for Iceberg only; None is its default.
+    `delta:///directory`, a plain path, `iceberg:///directory`, `parquet:///directory`, one of these in a
+    bucket, `delta+s3://bucket/prefix`, or `mysql://user@host:port/`. `by_offset`: the topics have no
+    watermarks. `write_mode`: for Iceberg only; None is its default.
     """
     text = str(target)
-    if write_mode is not None and not text.startswith(f"{ICEBERG}://"):
+    is_iceberg = text.partition("://")[0] in (ICEBERG, ICEBERG_BUCKETS)
+    if write_mode is not None and not is_iceberg:
         raise InvalidInput(
             "--write-mode is for Iceberg",
             where=shown(text),
@@ -73,12 +72,8 @@ def address_of(
                 why="a target of files makes its own tables, and no other program writes them",
                 fix="leave it out, or write --target mysql://user@host:port/",
             )
-        if text.startswith(f"{ICEBERG}://"):
-            # Importing pyiceberg and SQLAlchemy takes about a second. Other targets need not wait for that.
-            from tidegate.consumer.iceberg.snapshots import iceberg_directory
-            from tidegate.consumer.iceberg.target import IcebergAddress
-
-            return IcebergAddress(iceberg_directory(target), upkeep, write_mode or DEFAULT)
+        if is_iceberg:
+            return _iceberg(text, upkeep, database, write_mode or DEFAULT)
         if keeps_every_change(text):
             return _log(text, upkeep, database, by_offset=by_offset)
         if text.startswith(f"{BUCKETS}://"):
@@ -98,6 +93,18 @@ def address_of(
 def keeps_every_change(target: str | Path) -> bool:
     """Whether `--target` names a target that needs all old values (`Target.every_change`)."""
     return str(target).startswith((f"{LOGS}:", f"{LOG_BUCKETS}:"))
+
+
+def _iceberg(text: str, upkeep: Upkeep, database: DatabaseSettings, mode: WriteMode) -> Address:
+    # Importing pyiceberg and SQLAlchemy takes about a second. Other targets need not wait for that.
+    from tidegate.consumer.iceberg.snapshots import iceberg_directory
+    from tidegate.consumer.iceberg.target import IcebergAddress, IcebergBucketAddress
+
+    if not text.startswith(f"{ICEBERG_BUCKETS}:"):
+        return IcebergAddress(iceberg_directory(text), upkeep, mode)
+    store = ObjectStore(Bucket.from_uri(text, ICEBERG_BUCKETS))
+    folder = _own_folder(database, str(store))
+    return IcebergBucketAddress(store, database.name, folder, upkeep, mode)
 
 
 def _in_a_bucket(store: ObjectStore, upkeep: Upkeep, database: DatabaseSettings) -> BucketAddress:

@@ -1,4 +1,5 @@
-"""Iceberg tables as a target: a directory with a SQL catalog on SQLite, written through pyiceberg.
+"""Iceberg tables as a target: in a directory or in a bucket, with their catalog, written through pyiceberg.
 
-`target` is the target, `lake` its tables, `catalog` the catalog and its fence, `snapshots` is for readers.
+`target` is the target, `lake` its tables, `catalogs` where the catalog is and how it fences (`catalog` on a
+disk, `bucket_catalog` and `catalog_chain` in a bucket), `snapshots` is for readers.
 """

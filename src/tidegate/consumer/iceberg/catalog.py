@@ -7,28 +7,22 @@ such transaction. So a consumer that was replaced cannot commit anything, in whi
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Final
 
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.io import FileIO
 from pyiceberg.table import CommitTableResponse, Table
-from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot, SnapshotLogEntry
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import Identifier
 from sqlalchemy import Connection, event, inspect, text
 from sqlalchemy.exc import OperationalError
 
+from tidegate.consumer.iceberg.known_tables import KnownTables
 from tidegate.errors import Fenced
 
 NAME: Final = "tidegate"
 """The catalog's name. pyiceberg stores it with each table and finds tables only under it."""
 FILE: Final = "catalog.db"
-KNOWN_MAX: Final = 64
-"""How many tables' metadata stay in memory."""
 PATIENCE_MS: Final = 30_000
 """Milliseconds for which a transaction waits for those of others."""
 _TOKENS: Final = "tidegate_writer"
@@ -51,36 +45,37 @@ def location_of(root: Path) -> str:
     return f"file://{root}"
 
 
-def open_catalog(root: Path) -> SqlCatalog:
-    """The catalog of a target for readers. Call it only if its file exists: SQLite would create one."""
-    return SqlCatalog(NAME, uri=uri_of(root), init_catalog_tables="false")
+class DiskCatalog(SqlCatalog):
+    """The catalog of a target in a directory."""
+
+    @staticmethod
+    def for_readers(root: Path) -> DiskCatalog:
+        """The catalog of a target. Call it only if its file exists: SQLite would create one."""
+        return DiskCatalog(NAME, uri=uri_of(root), init_catalog_tables="false")
+
+    def locations(self) -> dict[tuple[str, str], str]:
+        """The location of each table's newest metadata, by namespace and name.
+
+        A new target's file exists before the catalog's own tables do; until then a reader finds nothing.
+        """
+        with self.engine.connect() as connection:
+            try:
+                found = connection.execute(text(_TABLES), {"n": NAME}).all()
+            except OperationalError:
+                if inspect(connection).has_table("iceberg_tables"):
+                    raise
+                return {}
+        return {(namespace, name): location for namespace, name, location in found}
 
 
-def locations(catalog: SqlCatalog) -> dict[tuple[str, str], str]:
-    """The location of each table's newest metadata, by namespace and name.
-
-    A new target's file exists before the catalog's own tables do; until then a reader finds nothing.
-    """
-    with catalog.engine.connect() as connection:
-        try:
-            found = connection.execute(text(_TABLES), {"n": NAME}).all()
-        except OperationalError:
-            if inspect(connection).has_table("iceberg_tables"):
-                raise
-            return {}
-    return {(namespace, name): location for namespace, name, location in found}
-
-
-class WriterCatalog(SqlCatalog):
+class WriterCatalog(DiskCatalog):
     """The catalog for the only process that may write it. Any thread may use it."""
 
     def __init__(self, root: Path) -> None:
         """Creates the file if there is none. Nothing is fenced until `take_over`."""
         super().__init__(NAME, uri=uri_of(root), warehouse=location_of(root))
         self._root = root
-        self._known: OrderedDict[str, Table] = OrderedDict()
-        """Tables as they were last loaded or committed, by the location of their metadata."""
-        self._lock = threading.Lock()
+        self._known = KnownTables(self)
         self._token: int | None = None
         event.listen(self.engine, "connect", _begins_by_itself)
         event.listen(self.engine, "begin", self._begin)
@@ -103,37 +98,29 @@ class WriterCatalog(SqlCatalog):
         with self.engine.connect() as connection:
             wanted = {"name": NAME, "namespace": ".".join(namespace), "table": name}
             location = connection.execute(text(_LOCATION), wanted).scalar()
-        with self._lock:
-            held = self._known.get(location or "")
+        held = self._known.find((*namespace, name), location or "")
         if held is None:
-            table = super().load_table(identifier)
-            self._remember(table.metadata_location, table.metadata, table.io)
-            return table
-        return Table((*namespace, name), held.metadata, held.metadata_location, held.io, self)
+            held = super().load_table(identifier)
+            self._known.remember(held.metadata_location, held.metadata, held.io)
+        return held
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         """Commit like pyiceberg, and remember the new metadata."""
         done = super().commit_table(table, requirements, updates)
-        self._remember(done.metadata_location, done.metadata, table.io)
+        self._known.remember(done.metadata_location, done.metadata, table.io)
         return done
 
-    def _remember(self, location: str, metadata: TableMetadata, io: FileIO) -> None:
-        """Remember a table's metadata, with snapshots that pyiceberg's deep copies share."""
-        snapshots = [
-            one if isinstance(one, SharedSnapshot) else SharedSnapshot.model_construct(**dict(one))
-            for one in metadata.snapshots
-        ]
-        log = [
-            one if isinstance(one, SharedLogEntry) else SharedLogEntry.model_construct(**dict(one))
-            for one in metadata.snapshot_log
-        ]
-        shared = metadata.model_copy(update={"snapshots": snapshots, "snapshot_log": log})
-        with self._lock:
-            self._known[location] = Table((), shared, location, io, self)
-            while len(self._known) > KNOWN_MAX:
-                self._known.popitem(last=False)
+    def check_writer(self) -> None:
+        """Does nothing: the process holds the directory's lock, and each transaction checks the token."""
+
+    def confirm(self) -> None:
+        """Does nothing: each transaction is durable, and has checked the token."""
+
+    def thin(self, before: float) -> int:
+        """Does nothing: the file has the newest state only. Returns 0."""
+        return 0
 
     def _begin(self, connection: Connection) -> None:
         """Begin each transaction with SQLite's write lock, and check the token while holding it.
@@ -153,25 +140,6 @@ class WriterCatalog(SqlCatalog):
                 why=f"the catalog's token is {held}, and this consumer's is {self._token}",
                 fix="leave it to the other consumer, or stop that one and start this one again",
             )
-
-
-class SharedSnapshot(Snapshot):
-    """A snapshot that copies of a table's metadata share, because snapshots never change.
-
-    pyiceberg 0.12 copies the metadata several times per commit, and a table may have 2,000 snapshots.
-    """
-
-    def __deepcopy__(self, memo: object) -> SharedSnapshot:
-        """Itself."""
-        return self
-
-
-class SharedLogEntry(SnapshotLogEntry):
-    """A shared entry of the log of snapshots, for the same reason."""
-
-    def __deepcopy__(self, memo: object) -> SharedLogEntry:
-        """Itself."""
-        return self
 
 
 def _begins_by_itself(connection: Any, record: object) -> None:

@@ -8,7 +8,6 @@ that it survives what other tools do to the table: rewriting its files, expiring
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,12 +18,13 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import LongType
 from sqlalchemy.exc import OperationalError
 
-from tidegate.consumer.iceberg.catalog import locations, open_catalog
+from tidegate.consumer.iceberg.catalogs import catalog_of
 from tidegate.consumer.iceberg.data_files import read, written
 from tidegate.consumer.iceberg.tables import MARK, Tables
 from tidegate.consumer.lakehouse.directory_lock import OWN
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
+from tidegate.sink.lakehouse.store import Store
 
 COLUMNS: Final = pa.schema(
     [
@@ -93,14 +93,17 @@ class Index:
     def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
         """Name a snapshot, in one commit, which must directly follow the last one that this process knows."""
         added = _rows_of(ts, rows, position)
-        small = self._small_files()
-        if small:
-            # Merged in the commit that names the snapshot, so that merging needs no commit of its own.
-            table = self.table()
-            added = pa.concat_tables([*(read(table, task, COLUMNS) for task in small), added])
+        with self._tables.translated(PATH):
+            small = self._small_files()
+            if small:
+                # Merged in the commit that names the snapshot, so that merging needs no commit of its own.
+                table = self.table()
+                added = pa.concat_tables([*(read(table, task, COLUMNS) for task in small), added])
         with self._tables.writing(PATH) as writing:
             made = list(written(writing.table_metadata, writing.io, added.to_batches()))
             self._tables.manifests.commit(writing, writing.io, [task.file for task in small], made)
+        # docs/guarantees.md#snapshots-are-whole: in a bucket, this names the commits of all tables at once.
+        self._tables.confirm()
         self._published = ts
         self.named_since |= {(row.path, row.version) for row in rows}
         self._small = 1 if small or self._small is None else self._small + 1
@@ -138,11 +141,13 @@ class Index:
             self._tables.manifests.commit(writing, writing.io, [task.file], made)
 
 
-def names_in(root: Path) -> set[tuple[str, str]]:
-    """The tables in the catalog of a directory; empty if its file is not a catalog yet."""
-    catalog = open_catalog(root)
+def names_in(store: Store) -> set[tuple[str, str]]:
+    """The tables in the catalog below a root; empty if there is none, or its file is not a catalog yet."""
+    catalog = catalog_of(store)
+    if catalog is None:
+        return set()
     try:
-        return set(locations(catalog))
+        return set(catalog.locations())
     except OperationalError:
         return set()
     finally:

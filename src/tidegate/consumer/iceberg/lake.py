@@ -1,9 +1,10 @@
 """Iceberg tables with the verbs of `Lake`: a merge changes only files that hold one of its keys (`merging`).
 
-Layout under the root: `catalog.db` is the catalog; `SCHEMA/TABLE-1a2b3c4d` holds a table's files (`tables`);
-`_tidegate/snapshots` those of the table of snapshots (`index`), whose commits are the only commit point. In
-the catalog each table has its name, with its schema as the namespace. Changes in a table's current snapshot
-that the target's newest snapshot does not name are unfinished: `restore_all` undoes them.
+Layout under the root: `catalog.db` is the catalog, or `_catalog` in a bucket (`catalogs`);
+`SCHEMA/TABLE-1a2b3c4d` holds a table's files (`tables`); `_tidegate/snapshots` those of the table of
+snapshots (`index`), whose commits are the only commit point. In the catalog each table has its name, with its
+schema as the namespace. Changes in a table's current snapshot that the target's newest snapshot does not name
+are unfinished: `restore_all` undoes them. In a bucket no catalog names them, so a restart finds none.
 
 Each change of columns creates a snapshot of the table too, so that a snapshot determines the columns with
 which it is read.
@@ -20,9 +21,10 @@ import pyarrow as pa
 from pyiceberg.manifest import DataFile
 
 from tidegate.consumer.ddl.ddl_steps import Source
+from tidegate.consumer.iceberg import catalog_chain, index
 from tidegate.consumer.iceberg import columns as of_columns
-from tidegate.consumer.iceberg import index
-from tidegate.consumer.iceberg.catalog import FILE, WriterCatalog
+from tidegate.consumer.iceberg.catalog import FILE
+from tidegate.consumer.iceberg.catalogs import AnyWriterCatalog, writer_catalog
 from tidegate.consumer.iceberg.columns import Evolution, stored
 from tidegate.consumer.iceberg.compaction import Compaction, bundles
 from tidegate.consumer.iceberg.data_files import by_key, written
@@ -35,68 +37,79 @@ from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.lakehouse.directory_lock import OWN
 from tidegate.consumer.table.partition_spec import Spec
 from tidegate.errors import Fatal, InvalidInput
+from tidegate.sink.lakehouse.object_store import PROBE
+from tidegate.sink.lakehouse.own_tables import entries_of, listed
 from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
-from tidegate.sink.lakehouse.store import DiskStore
+from tidegate.sink.lakehouse.store import Store, store_of
 
 OWN_NAMESPACES: Final = (OWN, DROPPED)
+_OWN_ENTRIES: Final = (OWN, "lost+found", FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}-journal")
 
 
 class IcebergLake:
-    """The Iceberg tables below one root directory."""
+    """The Iceberg tables below one root: a directory, or a prefix of a bucket."""
 
-    def __init__(self, root: Path, mode: WriteMode = DEFAULT) -> None:
-        """Raises InvalidInput for a directory name that cannot be part of a URI without encoding."""
-        self.root = root.absolute()
-        if set(str(self.root)) & set("%?#\\[]^|"):
+    def __init__(self, root: Path | Store, mode: WriteMode = DEFAULT, consumer: str = "") -> None:
+        """`consumer`: its name, which a target in a bucket records.
+
+        Raises InvalidInput for a directory name that cannot be part of a URI without encoding.
+        """
+        self.store = store_of(root)
+        if not self.store.shared and set(str(self.store)) & set("%?#\\[]^|"):
             raise InvalidInput(
                 "the target directory's name holds a character that the paths of Iceberg tables cannot have",
-                where=str(self.root),
+                where=str(self.store),
                 why="one of % ? # \\ [ ] ^ |",
                 fix="choose another directory",
             )
-        self.store = DiskStore(self.root)
-        self._writer: tuple[WriterCatalog, Tables, Index] | None = None
+        self._consumer = consumer
+        self._writer: tuple[AnyWriterCatalog, Tables, Index] | None = None
         self._mode, self._compaction = mode, Compaction(mode)
 
     # --- what is ours
 
     def check(self) -> None:
         """Raise InvalidInput unless the root is a target, or may become one: empty or missing."""
-        if not self.root.is_dir():
+        if self._is_begun():
             return
-        if (self.root / FILE).exists() and self._is_begun():
-            return
-        ours = (OWN, "lost+found", FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}-journal")
-        others = sorted(e.name for e in self.root.iterdir() if e.name not in ours)
+        others = [name for name in entries_of(self.store, "") if name not in _OWN_ENTRIES]
+        if self.store.shared:  # another kind of target that has no table yet
+            others += [f"{OWN}/{name}" for name in self.store.folders(OWN) if name != PROBE]
         if others:
+            kind = "prefix" if self.store.shared else "directory"
             raise InvalidInput(
-                "the target directory holds something else",
-                where=f"{self.root}: {', '.join(others[:5])}",
-                why="none of it was made by a consumer that writes Iceberg, and a target owns its directory",
-                fix="choose a new or empty directory",
+                f"the target {kind} holds something else",
+                where=f"{self.store}: {listed(others)}",
+                why=f"none of it was made by a consumer that writes Iceberg, and a target owns its {kind}",
+                fix=f"choose a new or empty {kind}",
             )
 
     def _is_begun(self) -> bool:
-        """Whether the catalog has the table of snapshots; InvalidInput if it has only other tables."""
-        found = index.names_in(self.root)
+        """Whether there is a catalog with the table of snapshots; InvalidInput if it has only other tables.
+
+        In a bucket also one without any table, because a consumer puts it before everything else.
+        """
+        found = index.names_in(self.store)
         if found and index.NAME not in found:
             shown = ", ".join(f"{namespace}.{name}" for namespace, name in sorted(found)[:5])
+            kind = "prefix" if self.store.shared else "directory"
             raise InvalidInput(
-                "the directory's catalog holds tables, and no table of snapshots",
-                where=f"{self.root / FILE}: {shown}",
+                f"the {kind}'s catalog holds tables, and no table of snapshots",
+                where=f"{self.store.uri(catalog_chain.FOLDER if self.store.shared else FILE)}: {shown}",
                 why="without it, it is not known which of their snapshots are valid; or it is not a target's",
-                fix=f"restore {index.NAME[0]}.{index.NAME[1]}, or choose a new or empty directory",
+                fix=f"restore {index.NAME[0]}.{index.NAME[1]}, or choose a new or empty {kind}",
             )
-        return bool(found)
+        return bool(found) or (self.store.shared and self.store.has_folder(catalog_chain.FOLDER))
 
     def check_writer(self) -> None:
-        """Does nothing: the process holds the directory's lock, and each commit checks the token."""
+        """Fenced if another process has taken the target over. Does nothing on a disk."""
+        self.tables.check_writer()
 
     def begin(self) -> None:
         """Open the catalog, fence every earlier writer, and finish the removal of files that it had begun."""
         if self._writer is None:
-            catalog = WriterCatalog(self.root)
-            tables = Tables(self.root, catalog)
+            catalog = writer_catalog(self.store, self._consumer)
+            tables = Tables(self.store, catalog)
             self._writer = catalog, tables, Index(tables)
         catalog, tables, snapshots = self._writer
         # The fence before everything else: names that are read earlier could still be changed by the consumer
@@ -169,8 +182,12 @@ class IcebergLake:
 
     def batches(self, path: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         """A table's rows at the time of this call, with one data file at a time in memory."""
-        files = self.tables.files(path)
-        return (batch for task in files.tasks for batch in files.rows(task, columns).to_batches())
+        return self._rows_of(path, self.tables.files(path), columns)
+
+    def _rows_of(self, path: str, files: TableFiles, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with self.tables.translated(path):
+            for task in files.tasks:
+                yield from files.rows(task, columns).to_batches()
 
     # --- start
 

@@ -5,25 +5,23 @@ As for Delta (`delta.maintenance`), the target's snapshots are thinned (`thinnin
 snapshot needs is removed: first a table's own snapshots, then its files, then tables that no snapshot names
 any more. A file is deleted only an hour after it was written, and if no remaining snapshot has it. A round
 consists of short pieces, with commits between them. A kill at any step leaves too many files, never too few.
-Tables without files older than an hour are not read.
+Tables without files older than an hour are not read. In a bucket, folders of tables that no catalog names go,
+too, and catalogs that newer ones have replaced.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
-from pathlib import Path
-from typing import Final
 
 from pyiceberg.table import Table
 
 from tidegate.consumer.engine.position import Position
 from tidegate.consumer.iceberg import index
+from tidegate.consumer.iceberg.catalogs import location_of
 from tidegate.consumer.iceberg.lake import IcebergLake
+from tidegate.consumer.iceberg.removal import delete, files_before, orphans, removing
 from tidegate.consumer.lakehouse.upkeep import GRACE_S, Kept, Upkeep
-
-FILES_A_PIECE: Final = 200
 
 
 class Tidying:
@@ -39,6 +37,8 @@ class Tidying:
         any step.
         """
         lake = self._lake
+        # Otherwise files that a successor has removed already would be missed.
+        lake.check_writer()
         for _ in lake.index.forget(self._upkeep.forgotten(index.all_ts(lake.index.table()))):
             yield 0
         # One piece, so that the decision is made at one moment. Later tables and snapshots are not affected.
@@ -57,6 +57,12 @@ class Tidying:
             else:
                 lake.discard(path)
             yield 0
+        # A restart must not find a catalog that names a table without files.
+        lake.tables.confirm()
+        for path in orphans(lake.store, {*lake.table_paths(), index.PATH}):
+            yield from removing(lake.store, path, lake.check_writer)
+            yield 0
+        yield lake.tables.thin(time.time() - self._grace_s)
 
     @property
     def _grace_s(self) -> float:
@@ -84,46 +90,34 @@ class Tidying:
 
     def _sweep(self, path: str) -> Iterator[int]:
         """Delete the files of a table that are old enough and belong to none of its snapshots."""
+        store, tables = self._lake.store, self._lake.tables
         # Listed before the snapshots are read, so a file that a later commit adds is not among them.
-        old = _files_before(self._lake.root / path, time.time() - self._grace_s)
+        old = files_before(store, path, time.time() - self._grace_s)
         if not old:
             return
-        held = set[str]()
-        for found in _held_by(self._lake.tables.table(path)):
-            held |= found
+        held, root = set[str](), f"{location_of(store)}/"
+        for found in _held_by(tables.table(path)):
+            held |= {name.removeprefix(root) for name in found}
             yield 0
-        gone = sorted(old - held)
-        for at in range(0, len(gone), FILES_A_PIECE):
-            piece = gone[at : at + FILES_A_PIECE]
-            for name in piece:
-                Path(name).unlink(missing_ok=True)
-            yield len(piece)
-
-
-def _files_before(folder: Path, before: float) -> set[str]:
-    """The files in a table's folders that were written before a time."""
-    found = set[str]()
-    for part in ("data", "metadata"):
-        if (folder / part).is_dir():
-            with os.scandir(folder / part) as entries:
-                found |= {entry.path for entry in entries if entry.stat().st_mtime <= before}
-    return found
+        gone = old - held
+        if gone:
+            # A restart must not find a catalog whose snapshots need these files.
+            tables.confirm()
+            yield from delete(store, gone)
 
 
 def _held_by(table: Table) -> Iterator[set[str]]:
-    """The files of a table's snapshots and its metadata files; yields those of one snapshot at a time."""
+    """The locations of the files of a table's snapshots and of its metadata; yields those of one snapshot at
+    a time.
+    """
     logs = [entry.metadata_file for entry in table.metadata.metadata_log]
-    yield {_file(name) for name in (table.metadata_location, *logs)}
+    yield {table.metadata_location, *logs}
     manifests = set[str]()
     for snapshot in table.metadata.snapshots:
-        found = {_file(snapshot.manifest_list)}
+        found = {snapshot.manifest_list}
         for manifest in snapshot.manifests(table.io):
             if manifest.manifest_path not in manifests:
                 manifests.add(manifest.manifest_path)
                 entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-                found |= {_file(manifest.manifest_path), *(_file(e.data_file.file_path) for e in entries)}
+                found |= {manifest.manifest_path, *(e.data_file.file_path for e in entries)}
         yield found
-
-
-def _file(location: str) -> str:
-    return location.removeprefix("file://")

@@ -1,4 +1,4 @@
-"""The Iceberg tables below a directory, by path: opened, committed to, renamed, restored.
+"""The Iceberg tables below a root, by path: opened, committed to, renamed, restored.
 
 A table's *path* is the directory of its files below the root, given once: `SCHEMA/TABLE-` and eight random
 hex digits. Its name in the catalog can change. A dropped table gets a name in the namespace
@@ -11,14 +11,12 @@ remembered. A commit must directly follow it: pyiceberg must not retry after a c
 
 from __future__ import annotations
 
-import shutil
 import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -36,22 +34,21 @@ from pyiceberg.table.update import (
 )
 from sqlalchemy.exc import OperationalError
 
-from tidegate.consumer.iceberg.catalog import WriterCatalog, location_of, locations
+from tidegate.consumer.iceberg.catalogs import AnyWriterCatalog, location_of, path_in
 from tidegate.consumer.iceberg.columns import Evolution, iceberg_schema, iceberg_type
 from tidegate.consumer.iceberg.manifests import Manifests, deletes_rows
 from tidegate.consumer.iceberg.partitions import iceberg_spec
 from tidegate.consumer.iceberg.position_deletes import DeleteFiles
 from tidegate.consumer.iceberg.table_files import TableFiles
-from tidegate.consumer.lakehouse.directory_lock import OWN
 from tidegate.consumer.table.partition_spec import Spec
 from tidegate.errors import Fatal, Retryable
 from tidegate.model.path_part import path_part
+from tidegate.sink.lakehouse.store import Store
 
 MARK: Final = "tidegate.target"
 """The table property that names the target to which a table belongs."""
 DROPPED: Final = "_tidegate_dropped"
 """The namespace of dropped tables."""
-TRASH: Final = f"{OWN}/trash"
 OPEN_MAX: Final = 64
 """How many tables' metadata stay in memory."""
 BRANCH: Final = "main"
@@ -93,8 +90,8 @@ class Writing(Transaction):
 class Tables:
     """The tables of one target. Several threads may use it, but only one at a time for the same table."""
 
-    def __init__(self, root: Path, catalog: WriterCatalog) -> None:
-        self.root, self._catalog = root, catalog
+    def __init__(self, store: Store, catalog: AnyWriterCatalog) -> None:
+        self._store, self._catalog = store, catalog
         self.identity = ""
         self.manifests, self._delete_files = Manifests(), DeleteFiles()
         self._lock = threading.Lock()
@@ -108,7 +105,8 @@ class Tables:
 
     def read_names(self) -> None:
         """Read the tables' names from the catalog; forget everything else that is known about tables."""
-        found = {path_in(self.root, location): name for name, location in locations(self._catalog).items()}
+        held = self._catalog.locations()
+        found = {path_in(self._store, location): name for name, location in held.items()}
         with self._lock:
             self._names = {path: name for path, name in found.items() if path is not None}
             self._heads.clear()
@@ -121,16 +119,18 @@ class Tables:
 
     def fresh_path(self, schema: str, table: str) -> str:
         """A path that no table has ever had."""
-        return f"{path_part(schema)}/{path_part(table)}-{uuid.uuid4().hex[:8]}"
+        path = f"{path_part(schema)}/{path_part(table)}-{uuid.uuid4().hex[:8]}"
+        # The client of object stores writes this sign as %7E in keys, and other readers do not.
+        return path.replace("~", "=7E") if self._store.shared else path
 
     def create(self, path: str, name: Name, columns: pa.Schema, spec: Spec = ()) -> None:
         """Create an empty table, with a snapshot; Fatal when the catalog has another table of this name."""
         self._make_namespace(name[0])
         properties = PROPERTIES | {MARK: self.identity}
-        with self._translated(path):
+        with self.translated(path):
             schema = iceberg_schema(columns)
             transaction = self._catalog.create_table_transaction(
-                *(name, schema, f"{location_of(self.root)}/{path}", iceberg_spec(spec, schema)),
+                *(name, schema, f"{location_of(self._store)}/{path}", iceberg_spec(spec, schema)),
                 properties=properties,
             )
             transaction.update_snapshot().fast_append().commit()
@@ -147,7 +147,7 @@ class Tables:
         if old == name:
             return
         self._make_namespace(name[0])
-        with self._translated(path):
+        with self.translated(path):
             try:
                 self._catalog.rename_table(old, name)
             except TableAlreadyExistsError as error:
@@ -163,14 +163,14 @@ class Tables:
 
     def _make_namespace(self, namespace: str) -> None:
         if namespace not in self._namespaces:
-            with self._translated(namespace):
+            with self.translated(namespace):
                 self._catalog.create_namespace_if_not_exists((namespace,))
             self._namespaces.add(namespace)
 
     def _foreign(self, name: Name) -> Fatal:
         return Fatal(
             "the place of a table has one that is not the target's",
-            where=f"{name[0]}.{name[1]} in the catalog of {self.root}",
+            where=f"{name[0]}.{name[1]} in the catalog of {self._store}",
             why=f"it does not carry the target's mark, the table property {MARK}",
             fix="rename or drop it there and restart the consumer; it continues at its newest snapshot",
         )
@@ -179,7 +179,7 @@ class Tables:
 
     def exists(self, path: str) -> bool:
         """Whether there is such a table."""
-        return path in self.names() and (self.root / path).is_dir()
+        return path in self.names() and self._store.has_folder(path)
 
     def is_ours(self, path: str) -> bool:
         """Whether a table carries the target's mark."""
@@ -200,7 +200,7 @@ class Tables:
             if held is not None:
                 self._open.move_to_end(path)
                 return held
-        with self._translated(path):
+        with self.translated(path):
             table = self._catalog.load_table(self._name_of(path))
         if table.properties.get(MARK) != self.identity:
             raise self._foreign(self._name_of(path))
@@ -212,10 +212,11 @@ class Tables:
 
     def files(self, path: str) -> TableFiles:
         """The files of a table at its newest snapshot."""
-        table = self.table(path)
-        held = self.manifests.files(table)
-        deletes = [(one, self._delete_files.contents(one, table.io)) for one in held if deletes_rows(one)]
-        return TableFiles(table, [FileScanTask(one) for one in held if not deletes_rows(one)], deletes)
+        with self.translated(path):
+            table = self.table(path)
+            held = self.manifests.files(table)
+            deletes = [(one, self._delete_files.contents(one, table.io)) for one in held if deletes_rows(one)]
+            return TableFiles(table, [FileScanTask(one) for one in held if not deletes_rows(one)], deletes)
 
     def head(self, path: str) -> int:
         """The newest snapshot of a table."""
@@ -228,7 +229,7 @@ class Tables:
         table = self.table(path)
         with self._lock:
             self._open.pop(path, None)  # a failed commit leaves the table in an unknown state in memory
-        with self._translated(path):
+        with self.translated(path):
             transaction = Writing(table)
             yield transaction
             transaction.commit_transaction()
@@ -261,7 +262,7 @@ class Tables:
         with self._lock:
             self._open.pop(path, None)
             self._heads.pop(path, None)
-        with self._translated(path):
+        with self.translated(path):
             self._catalog.commit_table(table, (asserted,), tuple(updates))
         self.table(path)
 
@@ -277,7 +278,7 @@ class Tables:
     def _snapshot(self, path: str, table: Table, snapshot_id: int) -> Snapshot:
         found = table.snapshot_by_id(snapshot_id)
         if found is None:
-            raise self._deleted(f"{self.root / path}, snapshot {snapshot_id}")
+            raise self._deleted(f"{self._store.uri(path)}, snapshot {snapshot_id}")
         return found
 
     def _deleted(self, where: str) -> Fatal:
@@ -288,17 +289,34 @@ class Tables:
             fix="start a new target directory; a longer --retention-hours keeps them",
         )
 
+    def confirm(self) -> None:
+        """Make all commits durable together. Fenced if another process has taken the target over.
+
+        `Index.publish` does it, and upkeep before it removes files that no snapshot needs any more.
+        """
+        self._catalog.confirm()
+
+    def check_writer(self) -> None:
+        """Fenced if another process has taken the target over, where no lock prevents that."""
+        self._catalog.check_writer()
+
+    def thin(self, before: float) -> int:
+        """Remove catalogs that a newer one of before this Unix time has replaced. Returns how many."""
+        return self._catalog.thin(before)
+
     def discard(self, path: str) -> bool:
-        """Remove a table that no snapshot names, with its files. False when it is not the target's."""
-        if (self.root / path).is_dir():
+        """Remove a table that no snapshot names. False when it is not the target's.
+
+        In a bucket its files stay until upkeep finds that no catalog names them (`removal.orphans`).
+        """
+        if self._store.has_folder(path):
             if not self.is_ours(path):
                 return False
-            trash = self.root / TRASH
-            trash.mkdir(parents=True, exist_ok=True)
-            # Before the name is dropped: files without a name would never be found again.
-            (self.root / path).rename(trash / uuid.uuid4().hex)
+            if not self._store.shared:
+                # Before the name is dropped: files without a name would never be found again.
+                self._store.discard(path, self.check_writer)
         # If a process was killed here, the catalog has a name without files: the next start removes it.
-        with self._translated(path), suppress(NoSuchTableError):
+        with self.translated(path), suppress(NoSuchTableError):
             self._catalog.drop_table(self._name_of(path))
         with self._lock:
             for known in (self._names, self._heads, self._open):
@@ -307,8 +325,10 @@ class Tables:
         return True
 
     def empty_trash(self) -> None:
-        """Remove the files of discarded tables."""
-        shutil.rmtree(self.root / TRASH, ignore_errors=True)
+        """Remove the files of discarded tables. In a bucket there is no trash."""
+        if not self._store.shared:
+            for _ in self._store.emptying_trash():
+                pass
 
     # --- inside
 
@@ -318,7 +338,7 @@ class Tables:
         if name is None:
             raise Fatal(
                 "a table that a snapshot needs is gone",
-                where=f"{self.root / path}",
+                where=self._store.uri(path),
                 why="the catalog has no table with these files",
                 fix="restore the directory, or start a new target",
             )
@@ -334,37 +354,33 @@ class Tables:
     def _written_by_others(self, path: str, why: str) -> Fatal:
         return Fatal(
             "somebody else has written a table of the target at the same time",
-            where=f"{self.root / path}",
+            where=self._store.uri(path),
             why=why,
             fix="end what else writes there, and restart the consumer at its newest snapshot",
         )
 
     @contextmanager
-    def _translated(self, path: str) -> Iterator[None]:
+    def translated(self, path: str) -> Iterator[None]:
+        """Translate errors of pyiceberg. Fenced if a file is gone because another process has taken over."""
         try:
             yield
         except CommitFailedException as error:
             raise self._written_by_others(path, str(error)) from error
         except (NoSuchTableError, FileNotFoundError) as error:
+            self.check_writer()  # the upkeep of a successor removes files that only this process needs
             raise Fatal(
                 "a table that a snapshot needs is gone, or a file of it",
-                where=f"{self.root / path}",
+                where=self._store.uri(path),
                 why=str(error),
                 fix="restore the directory, or start a new target",
             ) from error
         except OperationalError as error:
             raise Retryable(
                 "the catalog cannot be written now",
-                where=str(self.root),
+                where=str(self._store),
                 why=str(error.orig),
                 fix="end what else holds the catalog's file, or free space on the disk",
             ) from error
-
-
-def path_in(root: Path, location: str) -> str | None:
-    """The path of the table whose metadata are at a location; None if they are not below the root."""
-    parts = location.removeprefix(f"{location_of(root)}/").split("/")
-    return "/".join(parts[:2]) if len(parts) == 4 and parts[2] == "metadata" else None
 
 
 def _head(table: Table) -> int:
