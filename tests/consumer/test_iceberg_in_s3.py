@@ -39,6 +39,8 @@ from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.sink.lakehouse.object_store import ObjectStore
 
 pytestmark = pytest.mark.integration
+FIRST = 3
+"""Steps of the story up to its first snapshot."""
 ROWS = 5
 """The step of the story that writes into three tables; a commit follows."""
 ALTER = 9
@@ -226,6 +228,19 @@ def test_a_commit_whose_answer_is_lost_is_found_by_a_restart(place: AtIcebergInS
     finish(place)
 
 
+def test_a_restart_finds_the_metadata_of_a_table_that_had_many_commits_since(
+    place: AtIcebergInS3,
+) -> None:
+    """More than a table's metadata have a log of; pyiceberg would remove the older files of metadata."""
+    with place.address().opened() as target:
+        resume(target, FIRST)
+        log = target.tables[SCHEMA, "log"]
+        rows = pa.Table.from_batches(list(target.lake.batches(log.path, log.definition.arrow_schema)))
+        for _ in range(12):
+            target.lake.append(log.path, rows)
+    finish(place)
+
+
 # --- upkeep
 
 
@@ -312,7 +327,7 @@ def plain(s3: S3Place, metadata: str) -> Table:
 def test_delete_files_and_partitions_are_those_that_pyiceberg_reads(
     s3: S3Place, place: AtIcebergInS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also files that are read in parts, and a name with a sign that the client of the store encodes."""
+    """Also files that are read in parts, and a name with a sign that not all clients write alike."""
     deletes_in_small_files(monkeypatch)
     monkeypatch.setattr(file_io, "BEGINNING", 64)
     columns = pa.schema([("id", pa.int64()), ("n", pa.int64())])

@@ -119,9 +119,7 @@ class Tables:
 
     def fresh_path(self, schema: str, table: str) -> str:
         """A path that no table has ever had."""
-        path = f"{path_part(schema)}/{path_part(table)}-{uuid.uuid4().hex[:8]}"
-        # The client of object stores writes this sign as %7E in keys, and other readers do not.
-        return path.replace("~", "=7E") if self._store.shared else path
+        return f"{path_part(schema)}/{path_part(table)}-{uuid.uuid4().hex[:8]}"
 
     def create(self, path: str, name: Name, columns: pa.Schema, spec: Spec = ()) -> None:
         """Create an empty table, with a snapshot; Fatal when the catalog has another table of this name."""
