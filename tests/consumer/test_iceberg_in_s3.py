@@ -228,7 +228,7 @@ def test_a_commit_whose_answer_is_lost_is_found_by_a_restart(place: AtIcebergInS
     finish(place)
 
 
-def test_a_restart_finds_the_metadata_of_a_table_that_had_many_commits_since(
+def test_a_restart_finds_a_table_that_had_many_commits_since_the_snapshot(
     place: AtIcebergInS3,
 ) -> None:
     """More than a table's metadata have a log of; pyiceberg would remove the older files of metadata."""
