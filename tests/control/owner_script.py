@@ -2,14 +2,16 @@
 
 Brackets mark optional parts.
 
-    owner checkpoint=100 known=100 [target=0] [load=0] [wanted=..]
+    owner checkpoint=100 known=100 [target=0] [load=0] [wanted=..] [spans=x,y]
           [resolved-interval=0.1s] [quiet-interval=0s]
     grant a ..m [incarnation=1] [token=1.1]        a capture begins an incarnation with these ranges
     running a ..m [incarnation=1] [token=1.1]      and delivers them now
     report a ..m checkpoint=120 [resolved=0] [incarnation=1] [token=1.1]
     ddl ts=200 [alter ...] [adds=c] [drops=a] [known=200]
     ddl known=300                                  there is no other DDL up to there
-    says a [ddl=150,160/x] upto=170 [after=100]    what a capture knows of DDL; 160/x drops the span x
+    says a [ddl=150,160/x] upto=170 [after=100] [spans=x,y]
+                                   what a capture knows of DDL; 160/x drops the span x. It has opened its
+                                   spans at the owner's checkpoint, the same as the owner has without `spans`
     says a nothing                                 it has nothing open, and knows of no DDL
     sink-open [resolved=0] [ddl=0]; sink-lost      with what its journal holds
     tick now=1s; due now=1s; synced 350
@@ -24,7 +26,19 @@ from collections.abc import Callable
 from math import isinf
 from typing import Final
 
-from tests.control.words import DDL_OPTIONS, check, ddl, granted, keys, known, listed, names, seconds, shown
+from tests.control.words import (
+    DDL_OPTIONS,
+    check,
+    ddl,
+    granted,
+    keys,
+    known,
+    listed,
+    names,
+    seconds,
+    shown,
+    task,
+)
 from tests.scripts import Command
 
 from tidegate.control.barrier import Barrier, DdlBatch
@@ -40,6 +54,7 @@ class OwnerScript:
     def __init__(self) -> None:
         self._owner: Owner | None = None
         self._start = 0
+        self._spans: list[str] = []
 
     def run(self, command: Command) -> str:
         """Do one command; what it shows."""
@@ -66,7 +81,9 @@ class OwnerScript:
             keys(command.options.get("wanted", "..")),
             resolved_interval_s=seconds(command, "resolved-interval", 0.1),
             quiet_interval_s=seconds(command, "quiet-interval", 0.0),
+            spans=map(task, names(command, "spans")),
         )
+        self._spans = names(command, "spans")
         return ""
 
     def _grant(self, command: Command) -> str:
@@ -99,7 +116,8 @@ class OwnerScript:
 
     def _says(self, command: Command) -> str:
         capture, *nothing = command.words
-        log = DdlLog(self._start)
+        spans = names(command, "spans") if "spans" in command.options else self._spans
+        log = DdlLog(self._start, map(task, spans))
         log.learn(map(_batch, names(command, "ddl")), command.number("upto", self._start))
         log.forget(command.number("after", self._start))
         self.owner.receive_ddl(capture, NOTHING if nothing else log.said)
@@ -181,12 +199,12 @@ def _call_with_number(method: str) -> Callable[[OwnerScript, Command], str]:
 
 
 OPTIONS: Final = {
-    "owner": "checkpoint known target load wanted resolved-interval quiet-interval",
+    "owner": "checkpoint known target load wanted spans resolved-interval quiet-interval",
     "grant": "incarnation token",
     "running": "incarnation token",
     "report": "checkpoint resolved incarnation token",
     "ddl": DDL_OPTIONS,
-    "says": "ddl upto after",
+    "says": "ddl upto after spans",
     "sink-open": "resolved ddl",
     "tick": "now",
     "due": "now",

@@ -60,6 +60,8 @@ class ProcessorScript:
         self._processor: Processor | None = None
         self._history: list[DdlBatch] = []
         """All DDL of the scenario."""
+        self._opened: tuple[int, list[SpanTask]] = (0, [])
+        """The checkpoint and the spans of the last `open`."""
 
     def run(self, command: Command) -> str:
         """Do one command; what it shows."""
@@ -104,7 +106,8 @@ class ProcessorScript:
 
     def _open(self, command: Command) -> str:
         spans = [task(name) for name in command.words]
-        self.processor.open(command.number("checkpoint", 100), spans, [], known(command))
+        self._opened = command.number("checkpoint", 100), spans
+        self.processor.open(*self._opened, [], known(command))
         return ""
 
     def _ddl(self, command: Command) -> str:
@@ -175,8 +178,9 @@ class ProcessorScript:
         if said == NOTHING:
             return "no DDL is open"
         within = [batch for batch in self._history if said.after < batch.finished_ts <= said.upto]
-        log = DdlLog(said.after)
-        log.learn(within, said.upto)
+        log = DdlLog(*self._opened)
+        log.learn((batch for batch in self._history if batch.finished_ts <= said.upto), said.upto)
+        log.forget(said.after)
         what = "DDL " + "+".join(str(batch.finished_ts) for batch in within) if within else "no DDL"
         return f"by {what if log.said == said else 'other DDL'} in ({said.after}, {said.upto}]"
 

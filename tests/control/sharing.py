@@ -32,6 +32,7 @@ from tests.control.sharing_world import Bounds, Budget, Mail, Violation, World, 
 
 from tidegate.control.barrier import Barrier
 from tidegate.control.ddl_agreement import DdlAgreement
+from tidegate.control.ddl_log import DdlLog
 from tidegate.control.granted_ranges import GrantedRanges
 from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.messages import (
@@ -85,6 +86,7 @@ GUARDS: Final[Mapping[str, str]] = {
     "ddl_bound": "no range may pass a DDL that is not delivered",
     "ddl_cap": "the checkpoint stays below a DDL that is not delivered",
     "ddl_agreement": "the checkpoint waits while a capture knows other DDL than the owner",
+    "ddl_spans": "what a capture says of DDL includes the spans that it wants below that DDL",
     "ddl_ahead": "reports of a capture that knows DDL further than the owner count up to where both agree",
     "edges": "a range with other edges than before counts as not delivered until it is reported",
     "ranges_in_reports": "a report counts for the ranges that it names, and for no others of its capture",
@@ -164,6 +166,7 @@ PATCHES: Final[Mapping[str, tuple[type, str, Any]]] = {
     "ddl_bound": (Barrier, "bound", property(lambda self: min(self.resolved, self.target_ts))),
     "ddl_cap": (Barrier, "cap", property(lambda self: self.bound)),
     "ddl_agreement": (Owner, "receive_ddl", lambda self, capture, said: None),
+    "ddl_spans": (DdlLog, "_spans_at", lambda self, ts: 0),
     "ddl_ahead": (DdlAgreement, "agreed_to", property(lambda self: MAX)),
     "edges": (GrantedRanges, "grant", _with_old_edges),
     "ranges_in_reports": (GrantedRanges, "report", _for_all_ranges),
@@ -189,6 +192,11 @@ GENTLE: Final = replace(IDLE, patience=True, zombies=False, prompt=AT_ONCE)
 """The owner waits for all, and a capture dies with its worker: so messages alone must keep order."""
 LACKING: Final = replace(RUNNING, target=4, ddl="late", lacks="b", prompt=ALL_AT_ONCE)
 """The catalogue of b has lost the DDL: nothing may count that b reports above it."""
+BLIND: Final = replace(
+    LACKING, budget=Budget(shares=2), begins=("b", "b"), options=(("a", "a"), ("b", "b")), ddl="known",
+    idle=True, whole=True, zombies=False,
+)  # fmt: skip
+"""The same, and b has everything. It may keep its spans open while a has everything and delivers the DDL."""
 DEAF: Final = replace(RUNNING, options=(("a", "b"), ("a", "a"), ("b", "b")), whole=True, cut=(("a", "b"),))
 """Once the network is cut, b receives nothing that a sends, and with that nothing of owner 1."""
 OVERTAKEN: Final = replace(LACKING, budget=Budget(shares=0, repeats=2))
@@ -235,6 +243,7 @@ CASES: Final[Mapping[str, Case]] = {
     "ddl_bound": Case(replace(RUNNING, target=4)),
     "ddl_cap": Case(replace(RUNNING, target=4)),
     "ddl_agreement": Case(LACKING),
+    "ddl_spans": Case(BLIND),
     "ddl_ahead": Case(replace(LACKING, ddl="ahead")),
     "edges": Case(replace(RUNNING, budget=Budget(), options=(("a", "a"),), whole=True)),
     "ranges_in_reports": Case(replace(RUNNING, budget=Budget(), options=(("a", "a"),))),

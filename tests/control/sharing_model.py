@@ -64,6 +64,7 @@ from tests.control.sharing_world import (
     row_after,
     sent,
     stored,
+    wanted_at,
     wire,
     with_capture,
     with_term,
@@ -241,7 +242,10 @@ class Model:
         known = int(self.bounds.ddl == "known" or KNOWN[0] < checkpoint)
 
         def make() -> Kept:
-            owner = Owner(checkpoint, Barrier(checkpoint, self.bounds.target), ALL, resolved_interval_s=0.0)
+            owner = Owner(
+                checkpoint, Barrier(checkpoint, self.bounds.target), ALL, resolved_interval_s=0.0,
+                spans=wanted_at(checkpoint),
+            )  # fmt: skip
             owner.learn(batches(checkpoint, KNOWN[known]), KNOWN[known])
             return self.keep(owner)
 
@@ -648,14 +652,13 @@ class Model:
         self, machine: Processor, dispatch: Dispatch, opened: tuple[Span, ...] | None, known: int
     ) -> tuple[tuple[Span, ...], int]:
         ranges = tuple(one.id for one in dispatch.ranges)
-        if machine.spans.is_open and opened == ranges:
+        if machine.spans.is_open and opened == ranges and machine.ddl.known >= dispatch.checkpoint:
             machine.confirm()
             return ranges, known
         machine.close()
         at = dispatch.checkpoint
         known = 1 if KNOWN[known] < at else known  # it waits until it knows as much
-        initial = [task for task in TASKS.values() if task.start_ts <= at]
-        machine.open(at, initial, self._batches(machine, at, known), KNOWN[known])
+        machine.open(at, wanted_at(at), self._batches(machine, at, known), KNOWN[known])
         return ranges, known
 
     def _batches(self, machine: Processor, after: int, known: int) -> list[DdlBatch]:

@@ -293,6 +293,11 @@ def batches(after: int, upto: int) -> list[DdlBatch]:
     return [BATCH] if after < DDL_TS <= upto else []
 
 
+def wanted_at(ts: int) -> list[SpanTask]:
+    """The tables wanted at a ts."""
+    return [task for task in TASKS.values() if task.start_ts <= ts]
+
+
 def row_after(table: str, after: int, upto: int) -> int:
     """The table's first row in (after, upto]; 0: there is none."""
     return next((ts for ts in UPSTREAM[table] if after < ts <= upto), 0)

@@ -101,10 +101,10 @@ class Cluster:
         self.unused = [name for name in NAMES if name not in names]
         self.known = start
         """The ts up to which upstream's history of DDL is known."""
-        self.owner = Owner(start, Barrier(start), ALL)
+        self.initial = [task(name, start) for name in names]
+        self.owner = Owner(start, Barrier(start), ALL, spans=self.initial)
         self.ranges = {"x": Span(b"", CUT), "y": Span(CUT, b"")}
         self.machines = {name: Processor(replace(HEADER, capture=name)) for name in self.ranges}
-        self.initial = [task(name, start) for name in names]
         self.post: list[Message] = []
         self.sequence = self.grants = self.sent = self.persisted = self.compared = 0
         self.incarnations = dict.fromkeys(self.ranges, 0)

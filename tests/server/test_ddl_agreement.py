@@ -48,7 +48,7 @@ def test_the_checkpoint_waits_until_owner_and_processor_know_the_same_ddl(
     words = wait_for(
         lambda: (w := capture.feed("one")["tidegate"]["waiting_for"]).startswith("agreement") and w, "a word"
     )
-    assert "knows other DDL between ts" in words
+    assert "knows other DDL up to ts" in words
     assert [r for r in caplog.records if "checkpoint held" in r.getMessage()]
     assert check_order(capture.lines("one"))[1] == 0, "no DDL has left"
     forgetful.loses = False

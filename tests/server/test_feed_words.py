@@ -50,7 +50,7 @@ def test_an_owner_whose_ranges_are_at_the_bound_waits_for_ddl() -> None:
     owner.report("a", 3, [RangeProgress(ALL, (7, 1), 100, 100)])
     assert words_of_owner(owner, peers, 0, 0) == "resolved ts of the DDL span"
     assert words_of_disagreement(None) == ""
-    assert "capture b knows other DDL between ts 5 and 9" in words_of_disagreement(("b", KnownDdl(5, 9, 1)))
+    assert "capture b knows other DDL up to ts 9" in words_of_disagreement(("b", KnownDdl(5, 9, 1)))
 
 
 def test_history_is_shown_as_lost_only_below_the_safe_point() -> None:

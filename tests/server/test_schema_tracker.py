@@ -9,11 +9,12 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pytest
-from tests.mounter.jobs import written
+from tests.mounter.jobs import OURS, written
 
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import DdlBatch
+from tidegate.control.ddl_log import DdlLog
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.store import EventStore
@@ -25,10 +26,13 @@ from tidegate.mounter.bases import Base
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.server.catalogue.catalogues import DDL_SPAN, DDL_SPAN_ID, Catalogues
 from tidegate.server.catalogue.schema_tracker import SchemaTracker, table_task
+from tidegate.server.catalogue.stripes import Stripes
 from tidegate.tidb import keys, row
 from tidegate.tidb.ddl_job import DdlJob
 from tidegate.tidb.sql.restore import restore
 
+OPENED = 8
+"""About how many views of one case are opened."""
 URI = parse_sink_uri("kafka://127.0.0.1:1/t?protocol=open-protocol")
 
 
@@ -133,6 +137,28 @@ def test_ddl_at_or_below_the_checkpoint_is_history(span: DdlSpan) -> None:
             wanted = (wanted | {task.id for task in batch.added}) - batch.removed
     assert {task.id for task in later.initial} == wanted
     assert all(task.start_ts == cut for task in later.initial)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("case", OURS)
+def test_a_view_knows_the_same_of_ddl_whenever_it_was_opened(span: DdlSpan, case: str, width: int) -> None:
+    """Captures open their views at different checkpoints. If they differed, the checkpoint would stay."""
+    jobs = [job for job in written(case) if job.is_done]
+    end = jobs[-1].finished_ts
+    span.add(*(of(job) for job in jobs), upto=end)
+    first = log_of(span, 1, end, width)
+    for job in jobs[:: 1 + len(jobs) // OPENED]:
+        if job.finished_ts <= first.said.upto:  # it stops at a job that is refused
+            assert first.agrees(log_of(span, job.finished_ts, end, width).said), job.query
+
+
+def log_of(span: DdlSpan, checkpoint: int, end: int, width: int) -> DdlLog:
+    """The digest of a view that was opened at a checkpoint."""
+    view, stripes = tracker(span, rules_of(), checkpoint), Stripes(width)
+    batches, known = view.begin(checkpoint, end)
+    found = DdlLog(checkpoint, stripes.begin(view.initial))
+    found.learn(stripes.follow(batches), known)
+    return found
 
 
 def test_topics_of_new_and_renamed_tables_come_with_their_ddl(span: DdlSpan) -> None:

@@ -62,7 +62,6 @@ capture receives nothing."""
 OWN_SCENARIOS = {"no etcd": Scenario("", ("cut off from etcd",), every_s=8.0, last_s=60.0)}
 HARMLESS = {
     "all_writers": "the owner does not open the sink behind an open transaction: the round fails instead",
-    "reread": "a known gap: tests/simulator/test_simulator.py",
 }
 """Guards that neither the explorer nor a simulation needs alone, and why."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.control.ddl_agreement import DdlAgreement
-from tidegate.control.ddl_log import KnownDdl
+from tidegate.control.ddl_log import DdlLog, KnownDdl
 from tidegate.simulator.faults import EVERY_KIND
 from tidegate.simulator.run import HEAL_S, Simulation
 from tidegate.simulator.scenarios import SCENARIOS, Scenario
@@ -130,18 +130,20 @@ LOST_DDL = Scenario("", ("DDL lost", "bad network"), ddl_every_s=8.0, every_s=3.
 def test_a_late_message_ends_no_disagreement_on_ddl(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first defect that the simulator has found. With it, about one seed in 50 breaks a promise.
 
-    If this seed does not any more because something else draws other numbers, take another one.
+    Since then the spans that captures report show the missed DDL, too, so they are left out here. If this
+    seed does not break a promise any more because something else draws other numbers, take another one.
     """
+    monkeypatch.setattr(DdlLog, "_spans_at", lambda self, ts: 0)
     assert not Simulation(LOST_DDL, 84, name="late").run().violation
     monkeypatch.setattr(DdlAgreement, "receive", any_agreement_counts)
     assert "below it is missing" in Simulation(LOST_DDL, 84, name="late").run().violation
 
 
-def test_ddl_that_a_capture_misses_while_it_prepares_is_not_noticed() -> None:
-    """A known gap: what a capture knows of DDL is compared only while it has ranges.
+def test_ddl_that_a_capture_missed_while_it_prepared_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others deliver that DDL, so it is below the checkpoint when the capture begins to report.
 
-    When this is found no more because the gap is closed, remove "reread" from the guards.
+    If this seed does not show it any more because something else draws other numbers, take another one.
     """
     assert not Simulation(LOST_DDL, 119, name="late").run().violation
-    outcome = Simulation(LOST_DDL, 119, name="late", off=frozenset({"reread"})).run()
-    assert "a row of t09 below it is missing" in outcome.violation
+    monkeypatch.setattr(DdlLog, "_spans_at", lambda self, ts: 0)
+    assert "a row of t09 below it is missing" in Simulation(LOST_DDL, 119, name="late").run().violation

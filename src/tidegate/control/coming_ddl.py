@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from tidegate.control.barrier import DdlBatch
+from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.ddl_log import DdlLog, KnownDdl
 from tidegate.model.timestamp import MAX
 
@@ -22,10 +22,10 @@ class ComingDdl:
         self._waiting: deque[DdlBatch] = deque()
         self._log = DdlLog(0)
 
-    def open(self, checkpoint: int) -> None:
-        """Begin at a checkpoint, above which no DDL is known yet."""
+    def open(self, checkpoint: int, wanted: Iterable[SpanTask]) -> None:
+        """Begin at a checkpoint, above which no DDL is known yet. `wanted`: all spans of the feed there."""
         self.close()
-        self._log = DdlLog(checkpoint)
+        self._log = DdlLog(checkpoint, wanted)
 
     def close(self) -> None:
         """Forget all DDL."""

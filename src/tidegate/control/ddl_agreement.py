@@ -5,23 +5,26 @@
 
 A part of `control.owner`, which changes it; others only read it. A capture that lacks a DDL reports its
 ranges without the tables that the DDL adds. So its reports count only if its digest agrees with ours
-(`control.ddl_log`). A capture that knows more than we do is compared once we know as much.
+(`control.ddl_log`), which covers the tables that are wanted below the DDL, too: what a capture has missed
+while it had no ranges, or under an earlier owner, is noticed as soon as it reports. A capture that knows more
+than we do is compared once we know as much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from tidegate.control.barrier import DdlBatch
-from tidegate.control.ddl_log import DdlLog, KnownDdl
+from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.ddl_log import NOTHING, DdlLog, KnownDdl
 from tidegate.model.timestamp import MAX
 
 
 class DdlAgreement:
     """The comparison for one feed. `captures`: those with a granted range. Not thread-safe, no I/O."""
 
-    def __init__(self, checkpoint: int) -> None:
-        self._log = DdlLog(checkpoint)
+    def __init__(self, checkpoint: int, wanted: Iterable[SpanTask] = ()) -> None:
+        """`wanted`: all spans that the feed wants at the checkpoint."""
+        self._log = DdlLog(checkpoint, wanted)
         self._said: dict[str, tuple[KnownDdl, KnownDdl]] = {}
         """For each capture that knows DDL further than we do, the first and the furthest of its messages that
         are not compared yet.
@@ -58,7 +61,7 @@ class DdlAgreement:
         """Compare what a capture knows of DDL with ours, once we know as much."""
         if capture not in captures:
             return  # it only prepares: none of its reports count
-        if self._log.has_forgotten(said):
+        if said == NOTHING or self._log.has_forgotten(said):
             return
         if self._log.is_behind(said):
             # The first one is compared next, the furthest one covers all that was reported.

@@ -18,7 +18,8 @@ Promises, whatever the order of events:
  - the number of partitions changes at a ts T only when every range is durable up to T, and no range may
    pass T before the next incarnation, which knows the new number (docs/repartition.md);
  - reports under another token or incarnation, or of another capture, change nothing;
- - while a capture knows other DDL than we do, the checkpoint does not rise and nothing is sent;
+ - while a capture knows other DDL than we do, or other spans that it leaves, the checkpoint does not rise and
+   nothing is sent;
  - while a capture knows DDL up to a later ts than we do, reports count only up to the ts at which both
    agreed;
  - while an initial load holds the barrier, neither Resolved nor DDL is sent.
@@ -30,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.control.barrier import Barrier, DdlBatch
+from tidegate.control.barrier import Barrier, DdlBatch, SpanTask
 from tidegate.control.ddl_agreement import DdlAgreement
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.granted_ranges import GrantedRanges
@@ -97,8 +98,10 @@ class Owner:
         *,
         resolved_interval_s: float = 0.1,
         quiet_interval_s: float = 0.0,
+        spans: Iterable[SpanTask] = (),
     ) -> None:
         """`wanted`: the part of the key space that the feed follows, all of which must be granted.
+        `spans`: all that is wanted in it at the checkpoint. Captures must know the same.
 
         `resolved_interval_s`: between two Resolved while rows arrive; `quiet_interval_s`: while none do.
         """
@@ -106,7 +109,7 @@ class Owner:
         self.barrier = barrier
         self.ranges = GrantedRanges(wanted)
         """The granted ranges, and how far each is."""
-        self.agreement = DdlAgreement(checkpoint)
+        self.agreement = DdlAgreement(checkpoint, spans)
         """Whether the captures know the same DDL as we do."""
         self.checkpoint = checkpoint
         self.persisted_ts = checkpoint

@@ -168,9 +168,13 @@ class Processor:
     def open(
         self, checkpoint: int, initial: Iterable[SpanTask], batches: Iterable[DdlBatch], known: int
     ) -> None:
-        """Begin with the spans that are wanted at a checkpoint, and with the known DDL above it."""
-        self.spans.open(checkpoint, filter(self.holds, initial))
-        self.ddl.open(checkpoint)
+        """Begin with the spans that are wanted at a checkpoint, and with the known DDL above it.
+
+        `initial`: those outside its ranges, too. The owner compares them with its own (`ddl_log`).
+        """
+        wanted = tuple(initial)
+        self.spans.open(checkpoint, filter(self.holds, wanted))
+        self.ddl.open(checkpoint, wanted)
         self._resolved = 0
         self._reported.clear()
         self._outbox.forget_ranges()

@@ -8,7 +8,7 @@ code or the record has changed.
 
 A segment is a head and the events after it, one JSON object a line:
 
-    {"trace": 3, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
+    {"trace": 4, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
     {"n": 1, "event": "report", "set": {...}, "args": [...], "named": {...}, "gave": ..., "shows": [...]}
 
     state   all that the machine holds when the segment begins
@@ -66,7 +66,7 @@ from tidegate.control.received import Inbox
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.model import ddl, reports, span
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The version of the lines' form and of the machines' state. Records of another version are refused."""
 Record = dict[str, Any]
 

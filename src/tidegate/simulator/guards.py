@@ -30,6 +30,5 @@ GUARDS: Final[Mapping[str, str]] = {
     "records": "a range begins at its record of progress, if that is above the stored checkpoint",
     "stored": "a range begins at the stored checkpoint, if no record is above it",
     "journal": "an owner continues where the sink's journal of Resolved and DDL ends",
-    "reread": "not kept by the product: a capture that lacks DDL from while it prepared reads it again",
     "owner_proof": "an owner that has opened the sink looks whether its grants are still the stored ones",
 }

@@ -159,10 +159,11 @@ class OwnerTask:
             self._link.dispatch(self.peers[self._control.capture], Wish.PREPARE)
         while view.resolved_ts < self.persisted:
             yield CAPTURES_S
-        self.sharing.begin(upstream.tasks_at(self.persisted))
+        tasks = upstream.tasks_at(self.persisted)
+        self.sharing.begin(tasks)
         known = view.resolved_ts
         barrier = Barrier(self.persisted)
-        self.owner = Owner(self.persisted, barrier, ALL_KEYS, resolved_interval_s=RESOLVED_S)
+        self.owner = Owner(self.persisted, barrier, ALL_KEYS, resolved_interval_s=RESOLVED_S, spans=tasks)
         self.owner.learn(upstream.ddl(self.persisted, known), known)
 
     # --- an incarnation ------------------------------------------------------------------------------

@@ -51,7 +51,6 @@ class ProcessorTask:
         self._failure: TidegateError | None = None
         self._over = self._ready = False
         self._ranges: tuple[Span, ...] = ()
-        self._opened_at: Timestamp = 0
         self._coming: tuple[Span, ...] = ()
         self._worker: Worker | None = None
         self._bounds = BoundsFile()
@@ -115,32 +114,21 @@ class ProcessorTask:
         """Open tables and DDL at the stored checkpoint, unless they are open for the same ranges."""
         machine, ranges = self.machine, tuple(one.id for one in dispatch.ranges)
         # If DDL below the new checkpoint is not known yet, tables that it adds or removes would be missed.
-        same = machine.spans.is_open and ranges == self._ranges and machine.ddl.known >= dispatch.checkpoint
-        if same and not self._has_missed_ddl(dispatch.checkpoint):
+        same = machine.spans.is_open and ranges == self._ranges
+        if same and machine.ddl.known >= dispatch.checkpoint:
             machine.passed()
             machine.raise_to(dispatch.checkpoint)
             machine.confirm()
             self._ready = True
             return
         machine.close()
-        self._ranges, self._opened_at = ranges, dispatch.checkpoint
+        self._ranges = ranges
         while self._view.resolved_ts < dispatch.checkpoint:
             yield KNOWN_S
         known, upstream = self._view.resolved_ts, self._world.upstream
         tasks = upstream.tasks_at(dispatch.checkpoint)
         machine.open(dispatch.checkpoint, tasks, self._ddl(dispatch.checkpoint, known), known)
         self._ready = True
-
-    def _has_missed_ddl(self, checkpoint: Timestamp) -> bool:
-        """Whether its catalogue has missed DDL that the checkpoint has passed since it was opened.
-
-        The product does not notice this case (`simulator.guards`, "reread"). The simulation assumes that the
-        catalogue is read again.
-        """
-        lost_after, lost_upto = self._control.machine.lost_ddl
-        passed = self._world.upstream.ddl(self._opened_at, checkpoint)
-        missed = any(lost_after < batch.finished_ts <= lost_upto for batch in passed)
-        return missed and "reread" not in self._world.off
 
     def _ddl(self, after: Timestamp, upto: Timestamp) -> list[DdlBatch]:
         """The DDL in (after, upto] that this capture's catalogue has."""

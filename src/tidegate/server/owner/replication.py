@@ -188,6 +188,7 @@ class Replication:
             record.wanted,
             resolved_interval_s=record.config.tidegate.resolved_interval,
             quiet_interval_s=node.pulse.calmer_s(record.captured.store),
+            spans=self.ddl.initial,
         )
         node.follow(trace.OWNER, str(record.id), self.owner)
         self.owner.learn(batches, known)
