@@ -498,6 +498,7 @@ def rules() -> str:
 
 FAULTS: Final = {
     "sessions": "an owner loses its session",
+    "resigns": "an owner resigns and keeps its session",
     "shares": "the ranges are divided again",
     "restarts": "a capture starts again",
     "drops": "a message or an answer is lost",

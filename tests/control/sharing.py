@@ -280,6 +280,12 @@ CLEAN: Final[Mapping[str, Bounds]] = {
     "two owners": replace(
         RUNNING, budget=Budget(shares=2, sessions=1), options=(("b", "a"), ("b", "b"))
     ),
+    "owners resign in turn": replace(
+        RUNNING, budget=Budget(shares=2, resigns=2), options=(("b", "a"), ("a", "a")), whole=True
+    ),
+    "an owner resigns around a DDL, another dies": replace(
+        RUNNING, budget=Budget(resigns=1, sessions=1), options=(("a", "b"),), target=4, prompt=ALL_AT_ONCE
+    ),
     "an owner dies around a DDL": replace(
         RUNNING, budget=Budget(sessions=1), options=(("a", "b"),), target=4, prompt=ALL_AT_ONCE
     ),
@@ -336,6 +342,7 @@ LONG_STATES: Final = 250_000
 
 EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "sessions": ("'s session ends",),
+    "resigns": (" resigns",),
     "shares": (" gives LOW to ",),
     "restarts": (" dies and starts again",),
     "drops": ("lost: ", ", and no answer comes"),

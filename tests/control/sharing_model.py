@@ -190,7 +190,8 @@ class Model:
         yield from self._faults(world)
 
     def _election(self, world: World) -> Iterator[Step]:
-        owners = 1 + self.bounds.budget.sessions + self.bounds.budget.drops
+        budget = self.bounds.budget
+        owners = 1 + budget.sessions + budget.resigns + budget.drops
         if world.store.owner == 0 and len(world.terms) < owners:
             yield f"owner {len(world.terms) + 1} is elected", partial(self._elected, world)
 
@@ -198,6 +199,12 @@ class Model:
         left = world.left
         if left.sessions and (rev := world.store.owner):
             yield f"owner {rev}'s session ends", partial(self._end_session, world)
+        if (
+            left.resigns
+            and (rev := world.store.owner)
+            and world.terms[rev - 1].at not in ("over", "finished")
+        ):
+            yield f"owner {rev} resigns", partial(self._resign, world, rev - 1)
         if left.restarts:
             for i in range(len(self.names)):
                 yield f"{self.names[i]} dies and starts again", partial(self.restarted, world, i)
@@ -217,6 +224,16 @@ class Model:
     def _end_session(self, world: World) -> World:
         left = world.left._replace(sessions=world.left.sessions - 1)
         return world._replace(store=world.store._replace(owner=0), left=left)
+
+    def _resign(self, world: World, n: int) -> World:
+        """As in `server/tenure.py`: the work of the owner ends before its key is deleted. Nobody is asked to
+        stop, so all captures deliver until the next owner fences them.
+        """
+        term, store = world.terms[n], world.store
+        reached = max(term.kept.machine.checkpoint, store.checkpoint)
+        left = world.left._replace(resigns=world.left.resigns - 1)
+        world = world._replace(store=store._replace(owner=0, checkpoint=reached), left=left)
+        return with_term(world, n, term._replace(at="over", pending=()))
 
     def _cut(self, world: World) -> World:
         """Cut the network, or end the cut."""

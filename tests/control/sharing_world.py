@@ -198,6 +198,8 @@ class Budget(NamedTuple):
 
     sessions: int = 0
     """An owner's session ends, though it may still believe in it."""
+    resigns: int = 0
+    """An owner resigns: it stores its last checkpoint, ends, and its capture keeps its session."""
     shares: int = 1
     """An owner decides who has which ranges."""
     restarts: int = 0
@@ -265,7 +267,8 @@ class Bounds:
     """
     cut: tuple[tuple[str, str], ...] = ()
     """The ways, from one capture to another, that a cut of the network blocks. Owner 1 is on the first
-    capture, owner 2 on the second, and so on in turn.
+    capture, owner 2 on the second, and so on in turn: an owner that resigns is elected again after all
+    others.
     """
 
 
