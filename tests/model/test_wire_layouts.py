@@ -22,5 +22,6 @@ def test_each_member_of_each_message_has_a_form(module: Any) -> None:
     found = kinds(module)
     assert found
     for kind in found:
-        members = module._WIRE._layout(kind).members
-        assert [member.name for member in members] == [each.name for each in fields(kind)]
+        layout = module._WIRE._layout(kind)
+        assert [name for _, name, _ in layout.dumps] == [each.name for each in fields(kind)]
+        assert [word for word, _ in layout.loads] == [word for word, _, _ in layout.dumps]

@@ -23,19 +23,14 @@ class Form(NamedTuple):
     load: Callable[[Any], Any]
 
 
-class _Member(NamedTuple):
-    """A member of a message: its name in Python, its name in JSON, and its form."""
-
-    name: str
-    word: str
-    form: Form
-
-
 class _Layout(NamedTuple):
     """The JSON form of a class of messages."""
 
     word: str
-    members: tuple[_Member, ...]
+    dumps: tuple[tuple[str, str, Callable[[Any], Any]], ...]
+    """For each member its name in JSON, its name in Python, and how it is written."""
+    loads: tuple[tuple[str, Callable[[Any], Any]], ...]
+    """For each member its name in JSON, and how it is read; in the order of the class's arguments."""
     words: frozenset[str]
 
 
@@ -65,10 +60,8 @@ class Wire:
 
     def dumped(self, value: Any) -> dict[str, Any]:
         """The members of a dataclass as a JSON object."""
-        return {
-            member.word: member.form.dump(getattr(value, member.name))
-            for member in self._layout(type(value)).members
-        }
+        dumps = self._layout(type(value)).dumps
+        return {word: dump(getattr(value, name)) for word, name, dump in dumps}
 
     def loaded(self, kind: type[Kind], members: Any) -> Kind:
         """The inverse of `dumped`; raises ValueError."""
@@ -78,7 +71,7 @@ class Wire:
         if layout.words != members.keys():
             raise ValueError(f"{layout.word} has the members {sorted(members)}, not {sorted(layout.words)}")
         try:
-            return kind(**{member.name: member.form.load(members[member.word]) for member in layout.members})
+            return kind(*[load(members[word]) for word, load in layout.loads])
         except ValueError as error:
             raise ValueError(f"{layout.word}: {error}") from error
 
@@ -107,12 +100,16 @@ class Wire:
         """The JSON form of a class, computed once: a capture sends thousands of messages a second."""
         layout = self._layouts.get(kind)
         if layout is None:
-            members = tuple(
-                _Member(each.name, each.name.replace("_", self._separator), self._forms[str(each.type)])
-                for each in fields(kind)
+            names = {each.name.replace("_", self._separator): each.name for each in fields(kind)}
+            forms = [self._forms[str(each.type)] for each in fields(kind)]
+            layout = _Layout(
+                re.sub("(?<=[a-z])(?=[A-Z])", self._separator, kind.__name__).lower(),
+                tuple(
+                    (word, name, form.dump) for (word, name), form in zip(names.items(), forms, strict=True)
+                ),
+                tuple((word, form.load) for word, form in zip(names, forms, strict=True)),
+                frozenset(names),
             )
-            word = re.sub("(?<=[a-z])(?=[A-Z])", self._separator, kind.__name__).lower()
-            layout = _Layout(word, members, frozenset(member.word for member in members))
             self._layouts[kind] = layout
         return layout
 

@@ -5,9 +5,10 @@ meet: Announce until answered --> dispatch: all that is wanted --> follow up -->
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
+
+import orjson
 
 from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import (
@@ -181,7 +182,7 @@ class OwnerLink:
     def _read_mail(self) -> None:
         self._mail_due = False
         for data in self._box.take():
-            message = parse(json.loads(data), FROM_PROCESSOR)
+            message = parse(orjson.loads(data), FROM_PROCESSOR)
             header = message.header
             peer = self._peers.get(header.capture)
             mine = header.owner_rev == self._control.owner_rev or "term_of_message" in self._off

@@ -5,8 +5,9 @@ messages, reports, resolved ts --> Processor --> messages to the owner, the boun
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
+
+import orjson
 
 from tidegate.control.barrier import DdlBatch
 from tidegate.control.grants import Grant
@@ -69,7 +70,7 @@ class ProcessorTask:
     def _step(self) -> None:
         machine = self.machine
         for data in self.box.take():
-            machine.receive(parse(json.loads(data), FROM_OWNER))
+            machine.receive(parse(orjson.loads(data), FROM_OWNER))
         dispatch = machine.dispatch
         if dispatch is not None and (goal := Goal.of(dispatch)) != self._goal:
             if self._work is not None:

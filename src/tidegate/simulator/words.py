@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import assert_never
+
+import orjson
 
 from tidegate.control.messages import (
     FROM_OWNER,
@@ -25,7 +26,7 @@ from tidegate.simulator.upstream import short
 
 def words(data: bytes) -> str:
     """Describe one encoded message."""
-    message = parse(json.loads(data), (*FROM_OWNER, *FROM_PROCESSOR))
+    message = parse(orjson.loads(data), (*FROM_OWNER, *FROM_PROCESSOR))
     match message:
         case Announce():
             return f"announce of owner {message.header.owner_rev}"

@@ -10,10 +10,11 @@ seconds.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable
 from typing import Final, assert_never
+
+import orjson
 
 from tidegate.control.messages import (
     FROM_OWNER,
@@ -53,8 +54,6 @@ class Box:
         self._waiting.clear()
         return found
 
-
-_JSON: Final = json.JSONEncoder(separators=(",", ":"))
 
 Send = Callable[[str, bytes], None]
 """Sends a message to another capture, by its name in grants."""
@@ -101,7 +100,7 @@ class MessageRouter:
 
     def deliver(self, sender: str, message: bytes) -> None:
         """Deliver a message from another capture. Raises ValueError if it is not valid."""
-        parsed: Message = parse(json.loads(message), (*FROM_OWNER, *FROM_PROCESSOR))
+        parsed: Message = parse(orjson.loads(message), (*FROM_OWNER, *FROM_PROCESSOR))
         match parsed:
             case Announce() | Dispatch():
                 self._deliver_to_processor(sender, parsed.header, message)
@@ -128,4 +127,4 @@ class MessageRouter:
 
 
 def _encoded(message: Message) -> bytes:
-    return _JSON.encode(to_json(message)).encode()
+    return orjson.dumps(to_json(message))

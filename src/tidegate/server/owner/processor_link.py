@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import orjson
 
 from tidegate import __version__
 from tidegate.control.gc import History
@@ -224,7 +225,7 @@ class ProcessorLink:
         self._is_mail_due = False
         for data in self._box.take():
             try:
-                message = parse(json.loads(data), FROM_PROCESSOR)
+                message = parse(orjson.loads(data), FROM_PROCESSOR)
             except ValueError as error:
                 event(
                     LOG,

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 from typing import Final, assert_never
+
+import orjson
 
 from tidegate import __version__
 from tidegate.control.messages import FROM_OWNER, Dispatch, Header, Wish, parse
@@ -124,7 +125,7 @@ class FeedProcessor:
     async def _step(self) -> None:
         for message in self.box.take():
             try:
-                if self.machine.receive(parse(json.loads(message), FROM_OWNER)):
+                if self.machine.receive(parse(orjson.loads(message), FROM_OWNER)):
                     self.received_at = self.node.clock.monotonic()
                     if self.openings.current is not None:
                         self.openings.current.receive_history()
