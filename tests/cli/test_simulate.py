@@ -7,9 +7,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from tidegate.cli import simulate
 from tidegate.cli.main import app
 from tidegate.simulator import run
 from tidegate.simulator.scenarios import SCENARIOS
+from tidegate.simulator.summary import outcome_of
 
 
 def test_a_seed_prints_a_summary() -> None:
@@ -47,3 +49,10 @@ def test_a_violation_prints_the_seed_the_reason_and_the_last_events(monkeypatch:
     assert "the checkpoint is" in done.output
     assert "all ranges are delivered" in done.output
     assert "--seed 5 --trace" in done.output
+
+
+def test_seeds_in_several_processes_give_what_one_process_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate, "ALONE", 1)
+    monkeypatch.setattr(simulate, "CHUNK", 1)
+    several = list(simulate._outcomes("calm", range(3), whole=False))
+    assert several == [outcome_of("calm", seed) for seed in range(3)]

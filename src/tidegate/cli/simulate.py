@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from tidegate.simulator.run import RunOutcome
     from tidegate.simulator.summary import Summary
 
+ALONE: Final = 50
+"""Up to this number of seeds one process runs all: to start others would take longer."""
+CHUNK: Final = 20
+"""How many seeds a process is given at once."""
 TIMES: Final = (
     "Times: from a death until a checkpoint above that moment is stored; from the end of all faults until\n"
     "everything is delivered."
@@ -26,7 +32,12 @@ WIDTH: Final = 110
 
 def simulate(
     seed: Annotated[int, typer.Option(min=0, help="The seed; with --seeds, the first of them.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds to run, one after another.")] = 1,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1, help="The number of seeds to run; if they are many, a process per core runs them."
+        ),
+    ] = 1,
     scenario: Annotated[
         str, typer.Option(help="The fault scenario, e.g. calm, owner-dies, zombie, cuts, drain, storm.")
     ] = "storm",
@@ -41,12 +52,11 @@ def simulate(
     from rich.console import Console
 
     from tidegate.simulator.summary import Summary
-    from tidegate.simulator.summary import simulate as outcomes
 
     console = Console(highlight=False, soft_wrap=True)
     total, began = Summary(), time.perf_counter()
     with reported():
-        for outcome in _watched(outcomes(scenario, range(seed, seed + seeds), whole=trace), seeds):
+        for outcome in _watched(_outcomes(scenario, range(seed, seed + seeds), whole=trace), seeds):
             total.add(outcome)
             if trace:
                 _print_lines(console, outcome.lines)
@@ -54,6 +64,28 @@ def simulate(
                 _print_violation(console, outcome, with_lines=not trace)
                 raise typer.Exit(1)
     _print_summary(console, scenario, seed, total, time.perf_counter() - began)
+
+
+def _outcomes(scenario: str, seeds: range, *, whole: bool) -> Iterator[RunOutcome]:
+    """The outcome of each seed, in order. Raises InvalidInput for an unknown scenario."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    from tidegate.simulator.scenarios import scenario_of
+    from tidegate.simulator.summary import outcome_of
+    from tidegate.simulator.summary import simulate as outcomes
+
+    if len(seeds) <= ALONE or whole:
+        yield from outcomes(scenario, seeds, whole=whole)
+        return
+    scenario_of(scenario)  # before any process begins
+    # `spawn`: the caller may have threads, of which a fork would copy the locks and nothing else.
+    pool = ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
+    try:
+        yield from pool.map(partial(outcome_of, scenario), seeds, chunksize=CHUNK)
+    finally:
+        # After a violation the caller reads no further; each process ends after its chunk.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _watched(outcomes: Iterable[RunOutcome], count: int) -> Iterable[RunOutcome]:

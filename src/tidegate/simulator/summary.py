@@ -44,9 +44,14 @@ class Summary:
 
 def simulate(scenario: str, seeds: Sequence[int], *, whole: bool = False) -> Iterator[RunOutcome]:
     """The outcome of each seed. Raises InvalidInput for an unknown scenario."""
-    found = scenario_of(scenario)
+    scenario_of(scenario)
     for seed in seeds:
-        yield Simulation(found, seed, name=scenario, whole=whole).run()
+        yield outcome_of(scenario, seed, whole=whole)
+
+
+def outcome_of(scenario: str, seed: int, *, whole: bool = False) -> RunOutcome:
+    """The outcome of one seed. Raises as `simulate`."""
+    return Simulation(scenario_of(scenario), seed, name=scenario, whole=whole).run()
 
 
 def distribution(seconds: Sequence[float]) -> str:
