@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidegate.control.grants import (
     Grant,
@@ -155,3 +157,20 @@ def test_a_dead_capture_is_fenced_once_and_again_only_after_it_returned() -> Non
     stored |= raised(stored, "d", "i", (1, 5), [A, B, C], 4)  # a has not come to it
     stored = {name: settled(one) for name, one in shared(stored, 6, b=[A], d=[B, C]).items()}
     assert writers_of(stored) == {"b": 4, "d": 4}
+
+
+KEYS = st.integers(0, 12).map(lambda number: bytes([number]) if number else b"")
+EDGES = st.tuples(KEYS, KEYS).filter(lambda edges: not edges[1] or edges[0] < edges[1])
+SPANS = st.lists(EDGES.map(lambda edges: Span(*edges)), max_size=4)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), SPANS), SPANS)
+def test_givers_have_a_key_of_the_new_ranges(held: dict[str, list[Span]], new: list[Span]) -> None:
+    """Also if ranges overlap."""
+    stored = {
+        name: Grant("i", (1, 1), 1, 4, tuple(GrantedRange(one, (1, 1)) for one in spans))
+        for name, spans in held.items()
+    }
+    taken = shared_out(stored, "i", (1, 2), {"d": new}, {"d": 4})["d"]
+    plain = {name for name, spans in held.items() if any(a.intersect(b) for a in spans for b in new)}
+    assert taken.givers.keys() == plain

@@ -38,8 +38,13 @@ class GrantedRanges:
         self.captures: frozenset[str] = frozenset()
         """The captures that have a range."""
         self._ranges: dict[Span, RangeOfCapture] = {}
-        self._gap = self._find_gap()
-        """The result of `hole`, cached because each tick needs it several times, for thousands of ranges."""
+        self._spans: dict[str, dict[Span, None]] = {}
+        """The ranges of each capture. A round grants to one capture after the other, and must not go through
+        all ranges for each of them."""
+        self._gap: Span | None = None
+        self._gap_is_known = False
+        """Whether `_gap` is `hole`. It is found when it is asked for: after all grants of a round, not after
+        each, and not at each tick."""
         self._least: int | None = None
         """The least checkpoint of all ranges, cached until the next report or grant."""
 
@@ -47,21 +52,32 @@ class GrantedRanges:
 
     def grant(self, capture: str, incarnation: int, ranges: Sequence[GrantedRange]) -> None:
         """Grant a capture exactly these ranges for a new incarnation; the durable part of a range stays."""
-        before = self._ranges
-        known = {one.id: before[one.id].checkpoint for one in ranges if one.id in before}
+        held, before = self._ranges, self._spans.pop(capture, {})
+        known = {one.id: held[one.id].checkpoint for one in ranges if one.id in held}
         assert all(
             (one.granted.token, one.incarnation) < (new.token, incarnation) or one.capture != capture
             for new in ranges
-            if (one := before.get(new.id)) is not None
+            if (one := held.get(new.id)) is not None
         ), "tokens and incarnations rise"
         # Other captures keep theirs: only this capture begins another incarnation.
-        self._ranges = {span: one for span, one in before.items() if one.capture != capture}
+        for span in before:
+            del held[span]
         for new in ranges:
+            if (giver := held.get(new.id)) is not None and giver.capture != capture:
+                self._take_from(giver.capture, new.id)
             # A range with other bounds begins at 0, until its processor reports. The owner's checkpoint does
             # not fall meanwhile.
-            self._ranges[new.id] = RangeOfCapture(capture, new, incarnation, known.get(new.id, 0))
-        self._gap, self._least = self._find_gap(), None
-        self.captures = frozenset(one.capture for one in self._ranges.values())
+            held[new.id] = RangeOfCapture(capture, new, incarnation, known.get(new.id, 0))
+        if ranges:
+            self._spans[capture] = dict.fromkeys(new.id for new in ranges)
+        self._gap_is_known, self._least = False, None
+        self.captures = frozenset(self._spans)
+
+    def _take_from(self, giver: str, span: Span) -> None:
+        """A capture that has not begun another incarnation yet loses a range."""
+        del self._spans[giver][span]
+        if not self._spans[giver]:
+            del self._spans[giver]
 
     def running(self, capture: str, incarnation: int, ranges: Iterable[GrantedRange]) -> None:
         """Note that a capture delivers these ranges now."""
@@ -95,11 +111,13 @@ class GrantedRanges:
     @property
     def are_running(self) -> bool:
         """Whether all of the wanted key space is granted, and all granted ranges are being delivered."""
-        return self._gap is None and all(one.running for one in self._ranges.values())
+        return self.hole is None and all(one.running for one in self._ranges.values())
 
     @property
     def hole(self) -> Span | None:
         """The wanted key space from the first key that is granted to no capture; None: all is granted."""
+        if not self._gap_is_known:
+            self._gap, self._gap_is_known = self._find_gap(), True
         return self._gap
 
     def _find_gap(self) -> Span | None:
@@ -118,7 +136,7 @@ class GrantedRanges:
         """The ts up to which every wanted key is durable, by reports; 0 while a part is granted to no
         capture.
         """
-        if self._gap is not None:
+        if self.hole is not None:
             return 0
         if self._least is None:
             self._least = min(one.checkpoint for one in self._ranges.values())
@@ -127,7 +145,7 @@ class GrantedRanges:
     @property
     def resolved(self) -> int:
         """The ts up to which all rows of the wanted key space were received."""
-        return 0 if self._gap is not None else min(one.resolved for one in self._ranges.values())
+        return 0 if self.hole is not None else min(one.resolved for one in self._ranges.values())
 
     @property
     def furthest(self) -> int:

@@ -7,8 +7,10 @@ grants in one transaction, under the guard of its election, before it fences any
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, takewhile
 from typing import Final
 
 from tidegate.control.metadata import RESTORE, json_object, to_json
@@ -181,13 +183,13 @@ def shared_out(
     changed = {
         name: replace(one, ranges=()) for name, one in stored.items() if name not in shares and one.ranges
     }
+    holders = _holders(stored)
     for name, spans in shares.items():
         mine = stored.get(name)
         givers = dict(mine.givers) if mine is not None else {}
+        had_some = holders(spans)
         for other, had in stored.items():
-            if other != name and any(
-                one.id.intersect(span) is not None for one in had.ranges for span in spans
-            ):
+            if other != name and other in had_some:
                 for giver, used in ((other, had.slots), *had.givers.items()):
                     givers[giver] = max(used, givers.get(giver, 0))
         givers.pop(name, None)  # its earlier writers are fenced in any case
@@ -195,6 +197,30 @@ def shared_out(
         granted = tuple(GrantedRange(span, token) for span in spans)
         changed[name] = Grant(instance, token, incarnation + 1, max(slots[name], used), granted, givers)
     return changed
+
+
+def _holders(stored: Mapping[str, Grant]) -> Callable[[Sequence[Span]], set[str]]:
+    """A function that returns the captures that have any key of some spans.
+
+    With many ranges a comparison of each new one with each old one would take most of a round.
+    """
+    held: dict[str, tuple[list[bytes], list[bytes]]] = {}
+    for name, grant in stored.items():
+        spans = sorted((one.id for one in grant.ranges), key=lambda span: span.start)
+        # Up to where each range and all before it reach. A range without an end reaches beyond any key, and
+        # so do all after it, which the list leaves out.
+        reached = accumulate(takewhile(bool, (span.end for span in spans)), max)
+        held[name] = [span.start for span in spans], list(reached)
+
+    def has_some(starts: list[bytes], reached: list[bytes], span: Span) -> bool:
+        # Those that begin before its end, without those that end before its start.
+        begun = bisect_left(starts, span.end) if span.end else len(starts)
+        return bisect_right(reached, span.start) < begun
+
+    def found(spans: Sequence[Span]) -> set[str]:
+        return {name for name, edges in held.items() if any(has_some(*edges, span) for span in spans)}
+
+    return found
 
 
 def writers_of(stored: Mapping[str, Grant]) -> dict[str, int]:
