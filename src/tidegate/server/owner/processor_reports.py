@@ -215,11 +215,12 @@ class ProcessorReports:
         asked = peer.asked
         if asked is None or (asked.wish, asked.incarnation) != (Wish.RUN, incarnation):
             return []
-        peer.status = totals
+        is_changed, peer.status = totals != peer.status, totals
         self.last_synced_ts = max(self.last_synced_ts, totals.last_synced_ts)
         if owner is not None:
             owner.synced(totals.last_synced_ts)
-        for name in (*COUNTED, *LAST):
+        # Most messages have only progress, and the sums go through all processors.
+        for name in (*COUNTED, *LAST) if is_changed else ():
             setattr(self.totals, name, self._peers.total(name))
         if not loading:
             return []
