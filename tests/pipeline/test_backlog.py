@@ -14,7 +14,7 @@ from tidegate.eventstore.floors import FloorPage
 from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.host.backlog import Backlog
-from tidegate.pipeline.host.due_scan import DueScan
+from tidegate.pipeline.host.due_scan import CALM_AT_ONCE, EAGER_S, DueScan
 from tidegate.pipeline.host.incarnation import Incarnation
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
@@ -116,6 +116,59 @@ def test_what_is_reported_while_it_looks_is_seen_next(
         assert waiting.take() == []
     assert waiting.may_be_due()
     assert waiting.take()
+
+
+class Crowd:
+    """Incarnations over the same files, all of them without rows for long."""
+
+    def __init__(self, waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+        none: Any = None
+        spec, self.now, self.stats = waiting.spec, 0.0, 0
+        self.all = [Incarnation(spec, "", none, none) for _ in range(2 * CALM_AT_ONCE + 10)]
+        for one in self.all:
+            one.backlog, one.looks_at = Backlog(spec, {}), NEVER
+            one.backlog.spans = frozenset(waiting.reported["spans"])
+        mark = Backlog.bounds_mark
+
+        def counted(backlog: Backlog) -> object:
+            self.stats += 1
+            return mark(backlog)
+
+        monkeypatch.setattr(Backlog, "bounds_mark", counted)
+        self.due_scan = DueScan()
+        self.scan()
+        self.now += EAGER_S
+
+    def scan(self) -> tuple[int, int]:
+        """How many may be due, and at how many bounds files it has looked."""
+        before = self.stats
+        return len(self.due_scan.may_be_due(self.all, self.now)), self.stats - before
+
+
+def test_a_scan_looks_at_some_bounds_files_and_all_have_their_turn(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd = Crowd(waiting, monkeypatch)
+    assert sorted(crowd.scan() for _ in range(3)) == [(0, 10), (0, CALM_AT_ONCE), (0, CALM_AT_ONCE)]
+    waiting.bound()
+    assert sum(crowd.scan()[0] for _ in range(3)) == len(crowd.all)
+
+
+def test_each_scan_looks_at_the_bounds_files_of_feeds_with_rows(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd, page = Crowd(waiting, monkeypatch), FloorPage(waiting.spec.store_dir, "process")
+    count = len(crowd.all)
+    held = {name: page.get(name) for name in waiting.reported["spans"]}
+    page.put((name, floor, version ^ 1) for name, (floor, version) in held.items())
+    assert crowd.scan() == (count, count)
+    crowd.now += EAGER_S / 2
+    assert crowd.scan() == (0, count)
+    waiting.bound()
+    assert crowd.scan() == (count, count), "the bound that the rows wait for"
+    crowd.now += EAGER_S
+    assert crowd.scan()[1] <= CALM_AT_ONCE
+    page.close()
 
 
 def test_it_is_looked_at_now_and_then_although_nothing_was_reported(waiting: Waiting) -> None:

@@ -75,7 +75,9 @@ class Incarnation:
     store: str = field(init=False)
     """The folder of its event store."""
     bounds_mark: object = None
-    """The mark of the bounds file at the last scan."""
+    """The mark of the bounds file at the last look at it (`due_scan`)."""
+    eager_until: float = float("inf")
+    """Until when each scan looks at that file (monotonic)."""
     beats: Beats = field(init=False)
 
     def __post_init__(self) -> None:
