@@ -10,6 +10,14 @@ import pytest
 
 from tidegate.control.metadata import FeedId
 from tidegate.eventstore.floors import FLOORS, FloorPage
+from tidegate.eventstore.manifest import Manifest, load_manifest
+from tidegate.eventstore.order import Entry, block_of
+from tidegate.eventstore.records import Torn
+from tidegate.eventstore.span_files import FOLLOW_MS
+from tidegate.eventstore.store import EventStore
+from tidegate.model.block import OP_PUT
+from tidegate.model.span import Span
+from tidegate.model.timestamp import compose
 from tidegate.server.pulling import pulse
 from tidegate.server.pulling.pulse import (
     CALM_S,
@@ -20,6 +28,7 @@ from tidegate.server.pulling.pulse import (
     LONG_S,
     LOOK_S,
     RESTS,
+    ManifestOf,
     Pulse,
 )
 
@@ -179,6 +188,58 @@ def test_own_rows_wake_a_feed_at_once_and_so_do_all_changes_for_a_while(calm: Ca
     assert calm.looks(EAGER_S) == 1
     calm.put((2, 9, 1))
     assert calm.looks(0.0) == 0, "it is calm again"
+
+
+class Stored:
+    """A feed of one span of a real event store, which has had no rows for long."""
+
+    def __init__(self, folder: Path, manifest_of: ManifestOf) -> None:
+        self.store, self.clock, self.woken = EventStore(folder), Set(), list[str]()
+        self.span = self.store.open_span(Span(b"a", b"b"))
+        self.span.begin(compose(1))
+        self.beats = Pulse(self.clock, manifest_of)
+        self.beats.follow(folder, FEED, Follower(self.woken, "one").wake)
+        self.beats.concern(folder, FEED, {self.span.id})
+        self.ms = 1
+        self.floor_rises()
+
+    def floor_rises(self, ms: int = 1000) -> bool:
+        """Return whether its manifest was written as well. A look follows."""
+        self.ms += ms
+        _, before = self.span.claim
+        self.span.seal(compose(self.ms))
+        self.store.publish()
+        self.beats.look()
+        return self.span.claim[1] != before
+
+    def is_eager_after(self, ms: int) -> bool:
+        """Whether a floor that rises so much, with another manifest, lets the next one wake it at once."""
+        self.clock.now += EAGER_S + LONG_S
+        self.woken.clear()
+        assert self.floor_rises(ms)
+        assert self.woken == ["one"]
+        assert not self.floor_rises()
+        return self.woken == ["one", "one"]
+
+
+def test_a_manifest_that_only_follows_the_floor_makes_nobody_eager(tmp_path: Path) -> None:
+    feed = Stored(tmp_path, lambda store, span: load_manifest(store / span))
+    assert feed.is_eager_after(2 * FOLLOW_MS), "what it named before is not known"
+    assert not feed.is_eager_after(2 * FOLLOW_MS)
+    feed.span.append(block_of([Entry(compose(feed.ms + 1), 1, OP_PUT, b"a", b"v", b"")]))
+    assert feed.is_eager_after(1000)
+    assert not feed.is_eager_after(2 * FOLLOW_MS)
+    feed.store.close()
+
+
+def test_a_manifest_that_cannot_be_read_makes_its_feed_eager(tmp_path: Path) -> None:
+    def torn(store: Path, span: str) -> Manifest:
+        raise Torn("a manifest is torn", where=span, why="it was cut off")
+
+    feed = Stored(tmp_path, torn)
+    assert feed.is_eager_after(2 * FOLLOW_MS)
+    assert feed.is_eager_after(2 * FOLLOW_MS)
+    feed.store.close()
 
 
 def test_a_feed_that_comes_to_deliver_other_spans_is_eager_for_a_while(calm: Calm) -> None:

@@ -100,7 +100,7 @@ class Node:
     ballast: Ballast = field(default_factory=lambda: Ballast(None))
     """Reserved space for small files on a full disk; it also knows whether the disk is full."""
     router: MessageRouter = field(default_factory=MessageRouter)
-    pulse: Pulse = field(default_factory=Pulse)
+    pulse: Pulse = field(init=False)
     next_grant: int = 1
     next_message: int = 1
     shared: str = ""
@@ -148,6 +148,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self._commits = Commits(self.metadata, self.disk)
+        self.pulse = Pulse(manifest_of=self.manifest)
         self.owner_key = self.owner_key or owner_key(self.cluster)
 
     @property

@@ -3,8 +3,10 @@
     page of floors --look every LOOK_S--> has it changed? --> wake the changefeeds that it concerns
 
 A changefeed that has or may have rows to deliver is woken by each change, for EAGER_S after the manifest of
-one of its spans has changed; new rows always change a manifest (`eventstore.manifest`). For the other
-changefeeds floors only follow the time. A change wakes each of them at most four times a second, and at most
+one of its spans names other segments; new rows always do that (`eventstore.manifest`). The puller also writes
+the manifest of a span without rows, every one or two minutes; then nothing but a floor has risen. That of the
+DDL span concerns all changefeeds, and would make them all eager at the same time. For changefeeds without
+rows floors only follow the time. A change wakes each of them at most four times a second, and at most
 once a second after LONG_S without rows. So a hundred changefeeds of one table each, in a store with the
 tables of others, cost little more than their own rows. A look wakes only a few of the changefeeds without
 rows, in turn. If it woke all of them, those with rows would wait for a hundred ticks. All pauses grow with
@@ -29,8 +31,10 @@ from typing import Final
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.control.metadata import FeedId
+from tidegate.errors import TidegateError
 from tidegate.eventstore import store_view
-from tidegate.eventstore.floors import PageMark
+from tidegate.eventstore.floors import ENTRY_BYTES, PageMark
+from tidegate.eventstore.manifest import Manifest
 from tidegate.log import event
 
 LOG: Final = logging.getLogger(__name__)
@@ -59,6 +63,8 @@ RETRY_S: Final = 1.0
 """The pause after a look that failed. Followers also look themselves from time to time."""
 
 Wake = Callable[[], None]
+ManifestOf = Callable[[Path, str], Manifest | None]
+"""The manifest of a span in a store; None while it has none. Raises TidegateError and OSError."""
 
 
 def eager_s(eager: int) -> float:
@@ -109,10 +115,13 @@ def _due(followers: Iterable[_Follower], now: float, pause_s: float) -> list[_Fo
 class Pulse:
     """The followers of all stores. Lives in one asyncio loop."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(self, clock: Clock | None = None, manifest_of: ManifestOf | None = None) -> None:
+        """`manifest_of`: None takes each new manifest for rows that have come."""
+        self._clock, self._manifest_of = clock or SystemClock(), manifest_of
         self._followers: dict[Path, dict[FeedId, _Follower]] = {}
         self._seen: dict[Path, PageMark | None] = {}
+        self._named: dict[Path, dict[str, object]] = {}
+        """By store and span: what the manifest named when it was read last (`_contents`)."""
         self._looked_at = 0.0
 
     def follow(self, store: Path, feed: FeedId, wake: Wake, *, first: bool = False) -> None:
@@ -134,6 +143,7 @@ class Pulse:
         if not followers:
             self._followers.pop(store, None)
             self._seen.pop(store, None)
+            self._named.pop(store, None)
 
     def concern(self, store: Path, feed: FeedId, spans: Set[str] | None) -> None:
         """Set the spans whose rows a feed delivers from now on, including its DDL span; None: not known.
@@ -195,11 +205,43 @@ class Pulse:
         self._seen[store] = mark
         for follower in followers:
             follower.is_pending = True
+        changed_spans: Set[str] | None
         changed_spans = mark.changed_since(seen) if mark is not None else frozenset[str]()
+        if changed_spans and mark is not None:
+            changed_spans = self._with_news(store, changed_spans, len(mark.entries) // ENTRY_BYTES)
         if changed_spans is None or changed_spans:
             for follower in followers:
                 if follower.rows_came(changed_spans):
                     follower.eager_until = now + EAGER_S
+
+    def _with_news(self, store: Path, spans: Set[str], at_most: int) -> Set[str]:
+        """Those of `spans` whose manifest does not name the same as when it was read last.
+
+        `at_most`: the number of spans that the store has, at most.
+        """
+        if self._manifest_of is None:
+            return spans
+        named, found = self._named.setdefault(store, {}), set[str]()
+        if len(named) > at_most:
+            named.clear()  # most are of spans that were removed
+        for span in spans:
+            contents = self._contents(store, span)
+            if contents is None or contents != named.get(span):
+                found.add(span)
+            named[span] = contents
+        return found
+
+    def _contents(self, store: Path, span: str) -> object:
+        """The contents of a manifest, without the ts up to which it is complete. None: not known."""
+        assert self._manifest_of is not None
+        try:
+            manifest = self._manifest_of(store, span)
+        except (TidegateError, OSError):
+            return None
+        # Parts that differ are written for readers that want only some of them, and wait for that.
+        if manifest is None or len(manifest.ranges) > 1:
+            return None
+        return manifest.dropped_to, manifest.segments
 
     async def run(self) -> None:
         """Look until cancelled."""
