@@ -152,6 +152,7 @@ class Pulse:
         """
         follower = self._followers.get(store, {}).get(feed)
         if follower is not None and spans != follower.spans:
+            self._remember(store, (spans or set()) - (follower.spans or set()))
             follower.spans = spans
             follower.eager_until = float("inf") if spans is None else self._clock.monotonic() + EAGER_S
 
@@ -230,6 +231,13 @@ class Pulse:
                 found.add(span)
             named[span] = contents
         return found
+
+    def _remember(self, store: Path, spans: Set[str]) -> None:
+        """Note what the manifests of spans that are new to a feed name, so that the next one shows news."""
+        if self._manifest_of is not None:
+            named = self._named.setdefault(store, {})
+            for span in spans - named.keys():
+                named[span] = self._contents(store, span)
 
     def _contents(self, store: Path, span: str) -> object:
         """The contents of a manifest, without the ts up to which it is complete. None: not known."""
