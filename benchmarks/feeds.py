@@ -1,24 +1,31 @@
 """Many changefeeds on one capture: their cost, the start of a further one, and the effect of dead brokers.
 
-    python -m benchmarks.feeds [--feeds 200] [--active 20] [--rows 500] [--seconds 30] [--dead 10]
-                               [--closed 10] [--load-rows 600000] [--json FILE]
+    python -m benchmarks.feeds [--changefeeds 200] [--active 20] [--rows 500] [--seconds 20] [--dead 10]
+        [--closed 10] [--load-rows 200000] [--only PHASE ...] [--total 330]
+        [--server-src OTHER/src] [--json FILE]
     python -m benchmarks.feeds --smoke
 
-It uses a real capture, broker and embedded upstream. Each changefeed has its own table and topic. `--active`
-changefeeds get `--rows` rows per second each, the others none. Then `--dead` changefeeds with a second broker
-and `--closed` changefeeds with a third one get rows as well. The second broker is stopped (SIGSTOP), the
-third one is killed. Meanwhile one more changefeed begins with an initial load of `--load-rows` rows, which
-are read evenly over `--seconds`.
+It uses a real capture, broker and embedded upstream. Each changefeed has its own table and topic. The phases
+follow one another; each has a limit, at which it ends with what it has found. `--total` bounds all of them
+together. A figure is printed when it is found, and the file is written after each phase.
 
-| figure | what it is |
-|---|---|
-| open s | until all have delivered beyond the time of their creation |
-| idle % | CPU of all processes except upstream and broker, in per cent of a core, without rows |
-| lag | from commit to readable, of the active ones together |
-| memory | anonymous memory of all processes except upstream and broker |
-| list | `GET changefeeds` and `tidegate changefeed list`, without rows and with them (`benchmarks.listing`) |
-| further s | from `changefeed create` of one more until its first row is readable; `FURTHER` times |
-| next to dead | the lag of the active ones with both brokers dead, during the initial load |
+| phase | what happens | figures |
+|---|---|---|
+| start | broker, upstream and capture start | |
+| open | the changefeeds are created; all deliver beyond the time of the last creation | seconds, memory |
+| idle | nothing is written | CPU; ticks of the control process |
+| further | changefeeds are created one after another | from the request to the first row that is readable |
+| active | `--active` changefeeds get `--rows` rows per second each from now on | lag, commit to readable |
+| list | `GET changefeeds` and `tidegate changefeed list` (`benchmarks.listing`) | milliseconds |
+| busy | as `further`, while rows flow | as `further` |
+| dead | see below | lag of the active ones, and how many times that of `active` it is |
+
+In `dead`, `--dead` changefeeds with a second broker and `--closed` with a third one get rows as well. The
+second broker is stopped (SIGSTOP), the third one is killed. Meanwhile one more changefeed begins with an
+initial load of `--load-rows` rows, which are read evenly over `--seconds`.
+
+CPU is that of control process, puller and Spark application. That of upstream, broker, benchmark and the
+whole machine is printed apart. Memory is anonymous memory of the same processes.
 """
 
 from __future__ import annotations
@@ -27,65 +34,76 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import numpy as np
-from benchmarks.accounting import anonymous_mb, spent
 from benchmarks.broker import broker_with_pid
-from benchmarks.lag import Reader, percentiles
+from benchmarks.control_probe import between
+from benchmarks.feeds_capture import Feeds, Meter, fill, first_row_s, lags, reading, writing
+from benchmarks.feeds_figures import Figures, Goal, Limit, Phase, chosen, run_phases
+from benchmarks.lag import Reader
 from benchmarks.listing import listed
-from benchmarks.many import name_of
-from benchmarks.many_tables import Many, Upstream
-from benchmarks.rig import end_in_order, eventually
-from benchmarks.show import Ticker, machine, short, table
-from tools.processes import descendants
+from benchmarks.many_tables import Upstream
+from benchmarks.rig import end_in_order
+from benchmarks.show import Ticker, machine
 
-from tidegate.kvclient.pd import PdClient
-from tidegate.kvclient.transaction import Transaction
-from tidegate.tidb import keys
-
-AT_ONCE: Final = 8
-"""The number of changefeeds that are created at the same time."""
-FURTHER: Final = 5
-WRITES_A_S: Final = 5
-"""Transactions per second for each table."""
+FURTHER: Final = 3
 LISTS: Final = 100
-COMMANDS: Final = 10
-SETTLE_S: Final = 10.0
-WARM_S: Final = 20.0
+COMMANDS: Final = 5
+SETTLE_S: Final = 20.0
+"""A changefeed ticks less often when it had no rows for ten seconds; its start counts as rows for two."""
+WARM_S: Final = 10.0
 """The wait after the first rows, in which workers open their writers."""
-PREFIX: Final = "feeds-"
-FILL_ROWS: Final = 1_000
-"""Rows in a transaction that fills the table to load."""
+PROGRESS_S: Final = 5.0
+GOALS: Final = {
+    ("open", "memory_mb"): Goal(6144, "MB"),
+    ("idle", "percent"): Goal(30, "% of a core"),
+    ("further", "first_row_s"): Goal(3, "s"),
+    ("busy", "first_row_s"): Goal(3, "s"),
+    ("active", "p99_ms"): Goal(2000, "ms"),
+    ("active", "memory_mb"): Goal(6144, "MB"),
+    ("dead", "times"): Goal(2, "times"),
+    ("dead", "memory_mb"): Goal(6144, "MB"),
+}
+"""Those of 200 changefeeds, 20 of them with 500 rows per second each."""
+ALWAYS: Final = ("start", "open")
+TOTAL_S: Final = 330.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The sizes of a run."""
 
-    feeds: int = 200
+    changefeeds: int = 200
     active: int = 20
     rows: int = 500
     """Rows per second for each active changefeed."""
     dead: int = 10
     closed: int = 10
-    load_rows: int = 600_000
-    seconds: float = 30.0
+    load_rows: int = 200_000
+    seconds: float = 20.0
+
+    @property
+    def further(self) -> range:
+        """The tables of the changefeeds that are created while nothing is written."""
+        return range(self.changefeeds, self.changefeeds + FURTHER)
+
+    @property
+    def busy(self) -> range:
+        """The tables of those that are created while rows flow."""
+        return range(self.further.stop, self.further.stop + FURTHER)
 
     @property
     def stopping(self) -> range:
         """The tables of the changefeeds whose broker is stopped."""
-        return range(self.feeds + FURTHER, self.feeds + FURTHER + self.dead)
+        return range(self.busy.stop, self.busy.stop + self.dead)
 
     @property
     def closing(self) -> range:
@@ -101,199 +119,177 @@ class Sizes:
 SMOKE: Final = Sizes(4, 2, 50, 2, 1, 2_000, 4.0)
 
 
-class Feeds(Many):
-    """The capture, and its changefeeds of one table each."""
+class Run:
+    """One run. Its methods are the phases; `stack` ends what they start."""
 
-    def create(
-        self, number: int = 0, bootstrap: str = "", start_ts: int = 0, settings: dict[str, Any] | None = None
+    def __init__(
+        self,
+        sizes: Sizes,
+        figures: Figures,
+        stack: ExitStack,
+        progress: Ticker,
+        server_src: Path | None = None,
     ) -> None:
-        """Create the changefeed of the table with this number. `settings`: its section `[tidegate]`."""
-        uri = f"kafka://{bootstrap or self.sink_uri}/{PREFIX}{number}?protocol=open-protocol&partition-num=1"
-        body: dict[str, Any] = {"changefeed_id": f"f{number}", "sink_uri": uri, "start_ts": start_ts}
-        body |= {"replica_config": {"filter": {"rules": [name_of(number)]}, "tidegate": settings or {}}}
-        made = httpx.post(f"http://{self.address}/api/v2/changefeeds", json=body, timeout=300)
-        if made.status_code != httpx.codes.OK:
-            raise RuntimeError(made.text)
+        """`server_src`: the source tree that the capture runs from, if it is not this one."""
+        self._server_src = server_src
+        self._sizes, self._figures, self._stack, self._ticker = sizes, figures, stack, progress
+        self._shown_at = float("-inf")
+        self._reader: Reader | None = None
+        self._bootstrap, self._others = "", dict[str, int]()
 
-    def create_all(self, numbers: Sequence[int], bootstrap: str = "") -> float:
-        """Create changefeeds, and wait until each has delivered. Returns the seconds."""
-        began = time.monotonic()
-        self.create(numbers[0], bootstrap)  # the first one makes the capture read upstream's catalogue
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            for done in [threads.submit(self.create, number, bootstrap) for number in numbers[1:]]:
-                done.result()
-        with PdClient(self.pd) as pd:
-            asked = pd.tso()
-        names = {f"f{number}" for number in numbers}
+    @property
+    def phases(self) -> list[Phase]:
+        """All phases in their order, with their limits."""
+        return [
+            Phase("start", self.start, 90),
+            Phase("open", self.open, 150),
+            Phase("idle", self.idle, 20 + SETTLE_S + self._sizes.seconds),
+            Phase("further", self.further, 25),
+            Phase("active", self.active, 20 + WARM_S + self._sizes.seconds),
+            Phase("list", self.listing, 25),
+            Phase("busy", self.busy, 25),
+            Phase("dead", self.dead, 90 + self._sizes.seconds),
+        ]
 
-        def passed() -> bool:
-            for child in self.children.values():
-                child.check()
-            found = httpx.get(f"http://{self.address}/api/v2/changefeeds", timeout=60).json()["items"]
-            reached = [int(one["checkpoint_tso"]) for one in found if one["id"] in names]
-            return len(reached) == len(names) and min(reached) > asked
+    def start(self, limit: Limit) -> None:
+        """Start broker, upstream and capture."""
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
+        self._bootstrap, broker = self._stack.enter_context(broker_with_pid())
+        upstream = Upstream(folder, self._sizes.loaded + 1, 10)
+        self._product = self._stack.enter_context(Feeds(folder, upstream, self._bootstrap, self._server_src))
+        self._product.begin()
+        self._others = {"upstream": self._product.children["feed"].pid, "broker": broker}
+        self._figures.add("server_pid", self._product.children["server"].pid)
 
-        eventually("all changefeeds", passed, 900, pause_s=0.5)
-        return time.monotonic() - began
-
-    def memory_mb(self) -> float:
-        """The memory of all processes of the capture together."""
-        root = self.children["server"].pid
-        return sum(map(anonymous_mb, (root, *(pid for pid, _ in descendants(root)))))
-
-
-@contextmanager
-def writing(pd_address: str, tables: Sequence[int], rows: int, row: bytes) -> Iterator[None]:
-    """Commit `rows` rows per second to each table during the `with` block."""
-    done = threading.Event()
-    size = max(1, rows // WRITES_A_S)
-
-    def write(number: int) -> None:
-        with PdClient(pd_address) as pd:
-            due, first = time.monotonic() + number / len(tables) / WRITES_A_S, 1
-            while not done.wait(max(0.0, due - time.monotonic())):
-                due += 1 / WRITES_A_S
-                transaction = Transaction(pd)
-                for handle in range(first, first + size):
-                    transaction.put(keys.int_record(Upstream.id_of(tables[number]), handle), row)
-                first += size
-                transaction.commit()
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(tables))]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-
-
-@contextmanager
-def reading(bootstrap: str, numbers: Sequence[int]) -> Iterator[Reader]:
-    """One reader of their topics for the whole run, because a new one would have to catch up first."""
-    reader = Reader(bootstrap, [f"{PREFIX}{number}" for number in numbers], partitions=1)
-    thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
-    thread.start()
-    try:
-        yield reader
-    finally:
-        reader.stop()
-        thread.join()
-
-
-def lags(reader: Reader, seconds: float, warm_s: float) -> dict[str, int]:
-    """The lag from commit to readable, of rows that arrive within `seconds` after a warm-up."""
-    time.sleep(warm_s)
-    first = len(reader.arrived)
-    time.sleep(seconds)
-    kept = np.array(reader.lags[first : len(reader.arrived)])
-    if len(kept) == 0:
-        raise RuntimeError("no row was read")
-    return percentiles(kept)
-
-
-def further(product: Feeds, bootstrap: str, numbers: Sequence[int]) -> list[float]:
-    """Create changefeeds one after another. Returns the seconds from each creation to its first row."""
-    found = []
-    with PdClient(product.pd) as pd:
-        for number in numbers:
-            start_ts = pd.tso()
-            transaction = Transaction(pd)
-            transaction.put(keys.int_record(Upstream.id_of(number), 1), product.row())
-            transaction.commit()
-            began = time.monotonic()
-            product.create(number, bootstrap, start_ts)
-            reader = Reader(bootstrap, [f"{PREFIX}{number}"], partitions=1)
-            thread = threading.Thread(target=reader.run, name="first-reader", daemon=True)
-            thread.start()
-            reader.wait(1)
-            found.append(reader.arrived[0] - began)
-            reader.stop()
-            thread.join()
-    return found
-
-
-def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
-    """All figures."""
-    found: dict[str, Any] = {}
-    all_tables = sizes.loaded + 1
-    active = range(sizes.active)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
-        bootstrap, _ = stack.enter_context(broker_with_pid())
-        product = stack.enter_context(Feeds(folder, Upstream(folder, all_tables, 10), bootstrap))
-        progress("starting")
-        product.begin()
-        assert product.ledger is not None
-        progress(f"opening {sizes.feeds} changefeeds")
-        found["open_s"] = round(product.create_all(range(sizes.feeds)), 1)
-        progress("idle")
-        time.sleep(SETTLE_S)
-        before, began = product.ledger.cpu(), time.monotonic()
-        time.sleep(sizes.seconds)
-        roles = spent(before, product.ledger.cpu())
-        wall = time.monotonic() - began
-        found["idle_percent"] = {role: round(100 * cpu / wall, 1) for role, cpu in roles.items()}
-        found["idle_all_percent"] = round(100 * sum(roles.values()) / wall, 1)
-        found["list_idle"] = listed(product.address, LISTS, COMMANDS)
-        row = product.row()
-        with reading(bootstrap, active) as reader, writing(product.pd, active, sizes.rows, row):
-            progress(f"{sizes.active} with rows")
-            before, began = product.ledger.cpu(), time.monotonic()
-            found["active"] = lags(reader, sizes.seconds, WARM_S)
-            roles = spent(before, product.ledger.cpu())
-            found["active_cores"] = round(sum(roles.values()) / (time.monotonic() - began), 2)
-            found["list_active"] = listed(product.address, LISTS, COMMANDS)
-            progress("further ones")
-            took = further(product, bootstrap, range(sizes.feeds, sizes.feeds + FURTHER))
-            found["further_s"] = round(statistics.median(took), 2)
-            found["further_max_s"] = round(max(took), 2)
-            found["memory_mb"] = round(product.memory_mb())
-            if sizes.dead:
-                found |= _next_to_dead(product, sizes, reader, progress)
-        progress("the end")
-    return found
-
-
-def _next_to_dead(product: Feeds, sizes: Sizes, reader: Reader, progress: Ticker) -> dict[str, Any]:
-    """The lag of the active changefeeds while the brokers of others are dead, and another one is loaded."""
-    progress(f"{sizes.load_rows:,} rows to load")
-    fill(product, sizes.loaded, sizes.load_rows)
-    with ExitStack() as stack:
-        bootstrap, pid = stack.enter_context(broker_with_pid())
-        closed = stack.enter_context(broker_with_pid()) if sizes.closed else None
-        doomed = [*sizes.stopping, *sizes.closing]
-        stack.enter_context(writing(product.pd, doomed, sizes.rows, product.row()))
-        progress(f"{len(doomed)} at other brokers")
-        product.create_all(sizes.stopping, bootstrap)
-        if closed is not None:
-            product.create_all(sizes.closing, closed[0])
-        time.sleep(SETTLE_S)
-        os.kill(pid, signal.SIGSTOP)
+    def open(self, limit: Limit) -> None:
+        """Create all changefeeds."""
+        meter, count = Meter(self._product, self._others), self._sizes.changefeeds
+        creation = self._product.create_all(range(count), limit)
         try:
+            self._product.open_all(creation, limit, self._progress)
+            self._figures.add("open_s", round(limit.seconds - limit.left_s, 1))
+        finally:
+            p50, p99 = np.percentile(creation.took, (50, 99))
+            self._figures.add("created", len(creation.took))
+            self._figures.add("request_s", [round(float(one), 2) for one in (p50, p99, max(creation.took))])
+            self._add_used(meter)
+
+    def idle(self, limit: Limit) -> None:
+        """Write nothing."""
+        limit.sleep(SETTLE_S)
+        meter, ticks, began = Meter(self._product, self._others), self._ticks(), time.monotonic()
+        limit.sleep(self._sizes.seconds)
+        used, found = meter.read(), between(ticks, self._ticks(), time.monotonic() - began)
+        self._figures.add("percent", round(100 * used.cores, 1))
+        self._figures.add("by_process", used.percent())
+        self._figures.add("ms_a_changefeed_and_second", used.ms_a_feed(self._sizes.changefeeds))
+        self._figures.add("ticks", found)
+        self._figures.add("others_percent", used.others_percent())
+
+    def further(self, limit: Limit) -> None:
+        """Create further changefeeds while nothing is written."""
+        self._add_further(self._sizes.further, limit)
+
+    def active(self, limit: Limit) -> None:
+        """Write to the active changefeeds, from now on."""
+        reader = self._rows_flow()
+        limit.sleep(WARM_S)
+        meter = Meter(self._product, self._others)
+        try:
+            found, a_second = lags(reader, self._sizes.seconds, limit)
+            self._add_lags(found)
+            self._figures.add("rows_per_s", a_second)
+        finally:
+            self._add_used(meter)
+
+    def listing(self, limit: Limit) -> None:
+        """List the changefeeds."""
+        for name, found in listed(self._product.address, LISTS, COMMANDS, limit.left_s).items():
+            self._figures.add(name, found)
+
+    def busy(self, limit: Limit) -> None:
+        """Create further changefeeds while rows flow."""
+        self._rows_flow()
+        self._add_further(self._sizes.busy, limit)
+
+    def dead(self, limit: Limit) -> None:
+        """Measure the active changefeeds while the brokers of others are dead, and another one is loaded."""
+        sizes, product, figures = self._sizes, self._product, self._figures
+        reader = self._rows_flow()
+        with ExitStack() as stack:
+            bootstrap, pid = stack.enter_context(broker_with_pid())
+            closed = stack.enter_context(broker_with_pid()) if sizes.closed else None
+            doomed = [*sizes.stopping, *sizes.closing]
+            pool = stack.enter_context(ThreadPoolExecutor(1))
+            filling = pool.submit(fill, product, sizes.loaded, sizes.load_rows, limit)
+            stack.enter_context(writing(product.pd, doomed, sizes.rows, product.row()))
+            product.open_all(product.create_all(sizes.stopping, limit, bootstrap), limit, self._progress)
+            if closed is not None:
+                product.open_all(product.create_all(sizes.closing, limit, closed[0]), limit, self._progress)
+            rows = filling.result()
+            figures.add("rows_to_load", rows)
+            limit.sleep(SETTLE_S / 2)
+            meter = Meter(product, self._others)
+            os.kill(pid, signal.SIGSTOP)
+            # A stopped process does not end by SIGTERM.
+            stack.callback(os.kill, pid, signal.SIGCONT)
             if closed is not None:
                 os.kill(closed[1], signal.SIGKILL)
-            progress("which are dead")
-            rate = round(sizes.load_rows / sizes.seconds)
-            settings = {"initial_load": True, "load_rows_per_second": rate}
-            product.create(sizes.loaded, settings=settings)
-            found = lags(reader, sizes.seconds, 0.0)
+            settings = {"initial_load": True, "load_rows_per_second": max(1, round(rows / sizes.seconds))}
+            product.create_feed(sizes.loaded, settings=settings, patience_s=limit.left_s)
+            found, _ = lags(reader, sizes.seconds, limit)
+            self._add_lags(found)
+            if before := figures.get("active", "p99_ms"):
+                figures.add("times", round(found["p99_ms"] / before, 2))
+            self._add_used(meter)
+
+    # --- parts of phases -----------------------------------------------------------------------------
+
+    def _rows_flow(self) -> Reader:
+        """Have the active changefeeds written to and read until the end of the run."""
+        if self._reader is None:
+            tables = range(min(self._sizes.active, self._sizes.changefeeds))
+            self._reader = self._stack.enter_context(reading(self._bootstrap, tables))
+            product = self._product
+            self._stack.enter_context(writing(product.pd, tables, self._sizes.rows, product.row()))
+        return self._reader
+
+    def _add_further(self, numbers: Sequence[int], limit: Limit) -> None:
+        requests, rows = list[float](), list[float]()
+        try:
+            for number in numbers:
+                took_s, row_s = first_row_s(self._product, self._bootstrap, number, limit)
+                requests.append(round(took_s, 2))
+                rows.append(round(row_s, 2))
+                self._figures.add("requests_s", requests)
+                self._figures.add("first_rows_s", rows)
         finally:
-            os.kill(pid, signal.SIGCONT)
-    return {"next_to_dead": found}
+            if rows:
+                self._figures.add("first_row_s", sorted(rows)[len(rows) // 2])
 
+    def _add_lags(self, found: dict[str, int]) -> None:
+        for name in ("p50_ms", "p99_ms", "max_ms"):
+            self._figures.add(name, found[name])
 
-def fill(product: Feeds, number: int, rows: int) -> None:
-    """Commit rows to a table."""
-    row, table_id = product.row(), Upstream.id_of(number)
-    with PdClient(product.pd) as pd:
-        for first in range(0, rows, FILL_ROWS):
-            transaction = Transaction(pd)
-            for handle in range(first, min(rows, first + FILL_ROWS)):
-                transaction.put(keys.int_record(table_id, handle), row)
-            transaction.commit()
+    def _add_used(self, meter: Meter) -> None:
+        """Add CPU since the meter was made, and the memory now."""
+        used = meter.read()
+        self._figures.add("cores", used.cores)
+        self._figures.add("by_process_percent", used.percent())
+        self._figures.add("others_percent", used.others_percent())
+        self._figures.add("memory_mb", round(self._product.memory_mb()))
+        self._figures.add("memory_by_process_mb", self._product.memory_by_role())
+
+    def _ticks(self) -> dict[str, Any]:
+        if self._server_src is not None:
+            return {}  # its ticks have no clock around them
+        found: dict[str, Any] = json.loads(self._product.ticks_file.read_text())
+        return found
+
+    def _progress(self, text: str) -> None:
+        if time.monotonic() - self._shown_at >= PROGRESS_S:
+            self._shown_at = time.monotonic()
+            self._ticker(f"{self._figures.phase}: {text}")
 
 
 def main() -> None:
@@ -302,36 +298,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     own = Sizes()
-    counts = ("feeds", "active", "rows", "dead", "closed", "load_rows")
-    for name in counts:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(own, name))
-    parser.add_argument("--seconds", type=float, default=own.seconds)
+    names = [one.name for one in fields(Sizes)]
+    for name in names:
+        default = getattr(own, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    parser.add_argument("--only", nargs="+", metavar="PHASE", default=[])
+    parser.add_argument("--total", type=float, default=TOTAL_S, help="seconds for all phases together")
+    parser.add_argument("--server-src", type=Path, help="compare with the capture of another source tree")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    chosen = {name: getattr(options, name) for name in counts}
-    sizes = SMOKE if options.smoke else replace(own, seconds=options.seconds, **chosen)
+    sizes = SMOKE if options.smoke else replace(own, **{name: getattr(options, name) for name in names})
     end_in_order()
+    figures = Figures({"machine": machine(), "sizes": asdict(sizes)}, options.json, GOALS)
     ticker = Ticker()
-    found = measure(sizes, ticker)
+    with ExitStack() as stack:
+        run = Run(sizes, figures, stack, ticker, options.server_src)
+        try:
+            phases = chosen(run.phases, options.only, ALWAYS)
+        except ValueError as error:
+            parser.error(str(error))
+        run_phases(phases, figures, options.total)
+        print("ending", flush=True)
     ticker.close()
-    lines = [["open, s", found["open_s"]], ["idle, % of a core", found["idle_all_percent"]]]
-    lines += [["memory, MB", found["memory_mb"]], ["cores used", found["active_cores"]]]
-    lines += [["first row of a further one, s", f"{found['further_s']} (max {found['further_max_s']})"]]
-    for name in ("list_idle", "list_active"):
-        for what in ("request", "command"):
-            took = found[name][f"{what}_ms"]
-            lines.append([f"{name.replace('_', ' ')}, {what}, p50 / p99 / max ms"])
-            lines[-1].append(" / ".join(short(ms) for ms in took.values()))
-    for name in ("active", "next_to_dead"):
-        if one := found.get(name):
-            lines.append([f"lag {name.replace('_', ' ')}, p50 / p99 / max ms"])
-            lines[-1].append(f"{one['p50_ms']} / {one['p99_ms']} / {one['max_ms']}")
-    print(
-        table([[f"{sizes.feeds} changefeeds, {sizes.active} active", ""], *([a, str(b)] for a, b in lines)])
-    )
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,19 +38,23 @@ SETTLE_S: Final = 5.0
 PATH: Final = "/api/v2/changefeeds"
 
 
-def listed(address: str, requests: int, commands: int) -> dict[str, Any]:
-    """Milliseconds of the request and of the command, and the bytes of the answer."""
+def listed(address: str, requests: int, commands: int, patience_s: float = inf) -> dict[str, Any]:
+    """Milliseconds of the request and of the command, and the bytes of the answer.
+
+    After `patience_s` it makes no further requests, and calls no further commands.
+    """
+    until = time.monotonic() + patience_s
     with httpx.Client(base_url=f"http://{address}", timeout=60, trust_env=False) as client:
         found: dict[str, Any] = {"bytes": len(client.get(PATH).raise_for_status().content)}
-        found["request_ms"] = _percentiles(requests, lambda: client.get(PATH).raise_for_status())
+        found["request_ms"] = _percentiles(requests, lambda: client.get(PATH).raise_for_status(), until)
     command = tidegate("changefeed", "list", "--server", address)
     run = lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: E731
-    return found | {"command_ms": _percentiles(commands, run)}
+    return found | {"command_ms": _percentiles(commands, run, until)}
 
 
-def _percentiles(count: int, call: Callable[[], object]) -> dict[str, float]:
-    took = []
-    for _ in range(count):
+def _percentiles(count: int, call: Callable[[], object], until: float) -> dict[str, float]:
+    took = list[float]()
+    while len(took) < count and not (took and time.monotonic() > until):
         began = time.perf_counter()
         call()
         took.append(1000 * (time.perf_counter() - began))

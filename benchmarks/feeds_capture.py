@@ -1,0 +1,277 @@
+"""The capture of `benchmarks.feeds`, with many changefeeds of one table each: created, written to, read."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+import numpy as np
+from benchmarks.accounting import anonymous_mb, busy_seconds, cpu_seconds, role_of, spent
+from benchmarks.feeds_figures import Limit
+from benchmarks.lag import Reader, percentiles
+from benchmarks.many import name_of
+from benchmarks.many_tables import Many, Upstream
+from tools.processes import descendants
+
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import Transaction
+from tidegate.tidb import keys
+
+AT_ONCE: Final = 8
+"""The number of changefeeds that are created at the same time."""
+WRITES_A_S: Final = 5
+"""Transactions per second for each table."""
+PREFIX: Final = "feeds-"
+FILL_ROWS: Final = 1_000
+"""Rows in a transaction that fills the table to load."""
+LOOK_S: Final = 1.0
+"""The pause between two lists of changefeeds while they open."""
+BENCHMARK: Final = "benchmark"
+
+
+class Feeds(Many):
+    """The capture, and its changefeeds of one table each."""
+
+    def create_feed(
+        self,
+        number: int,
+        bootstrap: str = "",
+        start_ts: int = 0,
+        settings: dict[str, Any] | None = None,
+        patience_s: float = 300.0,
+    ) -> float:
+        """Create the changefeed of the table with this number. Returns the seconds of the request.
+
+        `settings`: its section `[tidegate]`.
+        """
+        uri = f"kafka://{bootstrap or self.sink_uri}/{PREFIX}{number}?protocol=open-protocol&partition-num=1"
+        body: dict[str, Any] = {"changefeed_id": f"f{number}", "sink_uri": uri, "start_ts": start_ts}
+        body |= {"replica_config": {"filter": {"rules": [name_of(number)]}, "tidegate": settings or {}}}
+        began, url = time.monotonic(), f"http://{self.address}/api/v2/changefeeds"
+        made = httpx.post(url, json=body, timeout=patience_s, trust_env=False)
+        if made.status_code != httpx.codes.OK:
+            raise RuntimeError(made.text)
+        return time.monotonic() - began
+
+    def create_all(self, numbers: Sequence[int], limit: Limit, bootstrap: str = "") -> Creation:
+        """Start to create changefeeds. The first one is created on return."""
+        # The first one makes the capture read upstream's catalogue.
+        creation = Creation(numbers, [self.create_feed(numbers[0], bootstrap, patience_s=limit.left_s)])
+
+        def create(number: int) -> None:
+            if not creation.is_given_up and limit.left_s:
+                creation.took.append(self.create_feed(number, bootstrap, patience_s=limit.left_s))
+
+        pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="create")
+        creation.calls = [pool.submit(create, number) for number in numbers[1:]]
+        pool.shutdown(wait=False)
+        return creation
+
+    def delivering(self, numbers: Sequence[int], since: int) -> int:
+        """How many of these changefeeds have a checkpoint beyond `since`."""
+        for child in self.children.values():
+            child.check()
+        url = f"http://{self.address}/api/v2/changefeeds"
+        found = httpx.get(url, timeout=60, trust_env=False).json()["items"]
+        names = {f"f{number}" for number in numbers}
+        return sum(one["id"] in names and int(one["checkpoint_tso"]) > since for one in found)
+
+    def open_all(self, creation: Creation, limit: Limit, progress: Callable[[str], None]) -> None:
+        """Wait until all are created, and each has delivered beyond the time of the last creation.
+
+        Raises TimeoutError at the limit. No further ones are created then.
+        """
+        numbers = creation.numbers
+        try:
+            while not creation.is_done:
+                progress(f"{len(creation.took)} of {len(numbers)} created; {self.usage()}")
+                limit.sleep(LOOK_S)
+            creation.raise_error()
+            with PdClient(self.pd) as pd:
+                asked = pd.tso()
+            while (count := self.delivering(numbers, asked)) < len(numbers):
+                progress(f"{count} of {len(numbers)} deliver; {self.usage()}")
+                limit.sleep(LOOK_S)
+        finally:
+            creation.is_given_up = True
+
+    def memory_mb(self) -> float:
+        """The memory of all processes of the capture together."""
+        root = self.children["server"].pid
+        return sum(map(anonymous_mb, (root, *(pid for pid, _ in descendants(root)))))
+
+    def memory_by_role(self) -> dict[str, int]:
+        """The same by role of process."""
+        root = self.children["server"].pid
+        found: dict[str, float] = {}
+        for pid, command in ((root, "tidegate server"), *descendants(root)):
+            role = role_of(command)
+            found[role] = found.get(role, 0.0) + anonymous_mb(pid)
+        return {role: round(mb) for role, mb in found.items()}
+
+    def usage(self) -> str:
+        """Memory and load of the machine now, in words."""
+        return f"{self.memory_mb():,.0f} MB, load {os.getloadavg()[0]:.1f}"
+
+
+class Creation:
+    """The creation of many changefeeds."""
+
+    def __init__(self, numbers: Sequence[int], took: list[float]) -> None:
+        """`numbers`: those of their tables."""
+        self.numbers, self.took = numbers, took
+        """The seconds of each request that was answered."""
+        self.calls: list[Any] = []
+        self.is_given_up = False
+        """Whether no further one is created."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all were created or have failed."""
+        return all(one.done() for one in self.calls)
+
+    def raise_error(self) -> None:
+        """Raise the error of a creation that has failed."""
+        for one in self.calls:
+            one.result()
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The CPU of a stretch of time."""
+
+    wall_s: float
+    own: dict[str, float]
+    """CPU seconds by role of the capture's processes."""
+    others: dict[str, float]
+    """The same of upstream, broker and benchmark."""
+    machine_s: float
+    """CPU seconds of everything on the machine."""
+
+    @property
+    def cores(self) -> float:
+        """The cores that the capture used."""
+        return round(sum(self.own.values()) / self.wall_s, 3)
+
+    def percent(self) -> dict[str, float]:
+        """Per cent of a core by role of the capture's processes."""
+        return {role: round(100 * cpu / self.wall_s, 1) for role, cpu in self.own.items()}
+
+    def others_percent(self) -> dict[str, float]:
+        """The same of the others, and of everything on the machine."""
+        both = self.others | {"machine": self.machine_s}
+        return {role: round(100 * cpu / self.wall_s, 1) for role, cpu in both.items()}
+
+    def ms_a_feed(self, feeds: int) -> dict[str, float]:
+        """Milliseconds of CPU per changefeed and second, by role."""
+        return {role: round(1000 * cpu / self.wall_s / feeds, 3) for role, cpu in self.own.items()}
+
+
+class Meter:
+    """Measures the CPU from its making to `read`."""
+
+    def __init__(self, product: Feeds, others: Mapping[str, int]) -> None:
+        """`others`: by name, the process ids of what is not part of the capture."""
+        self._product, self._others = product, others
+        self._began, self._machine = time.monotonic(), busy_seconds()
+        self._own, self._their = self._now()
+
+    def read(self) -> Used:
+        """The use until now."""
+        own, their = self._now()
+        wall_s, machine_s = time.monotonic() - self._began, busy_seconds() - self._machine
+        return Used(wall_s, spent(self._own, own), spent(self._their, their), machine_s)
+
+    def _now(self) -> tuple[dict[str, float], dict[str, float]]:
+        ledger = self._product.ledger
+        assert ledger is not None
+        their = {name: cpu_seconds(pid) or 0.0 for name, pid in self._others.items()}
+        return ledger.cpu(), their | {BENCHMARK: time.process_time()}
+
+
+@contextmanager
+def writing(pd_address: str, tables: Sequence[int], rows: int, row: bytes) -> Iterator[None]:
+    """Commit `rows` rows per second to each table during the `with` block."""
+    done = threading.Event()
+    size = max(1, rows // WRITES_A_S)
+
+    def write(number: int) -> None:
+        with PdClient(pd_address) as pd:
+            due, first = time.monotonic() + number / len(tables) / WRITES_A_S, 1
+            while not done.wait(max(0.0, due - time.monotonic())):
+                due += 1 / WRITES_A_S
+                transaction = Transaction(pd)
+                for handle in range(first, first + size):
+                    transaction.put(keys.int_record(Upstream.id_of(tables[number]), handle), row)
+                first += size
+                transaction.commit()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(tables))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def reading(bootstrap: str, numbers: Sequence[int]) -> Iterator[Reader]:
+    """One reader of their topics for the whole run, because a new one would have to catch up first."""
+    reader = Reader(bootstrap, [f"{PREFIX}{number}" for number in numbers], partitions=1)
+    thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
+    thread.start()
+    try:
+        yield reader
+    finally:
+        reader.stop()
+        thread.join()
+
+
+def lags(reader: Reader, seconds: float, limit: Limit) -> tuple[dict[str, int], float]:
+    """The lag from commit to readable of rows that arrive within `seconds`, and their number per second."""
+    first, began = len(reader.arrived), time.monotonic()
+    time.sleep(min(seconds, limit.left_s))
+    kept = np.array(reader.lags[first : len(reader.arrived)])
+    if len(kept) == 0:
+        raise TimeoutError("no row was read")
+    return percentiles(kept), round(len(kept) / (time.monotonic() - began))
+
+
+def first_row_s(product: Feeds, bootstrap: str, number: int, limit: Limit) -> tuple[float, float]:
+    """Create one more changefeed, of a table with a row. Returns the seconds until the request was answered,
+    and until the row was readable.
+    """
+    with PdClient(product.pd) as pd:
+        start_ts = pd.tso()
+        transaction = Transaction(pd)
+        transaction.put(keys.int_record(Upstream.id_of(number), 1), product.row())
+        transaction.commit()
+    began = time.monotonic()
+    took_s = product.create_feed(number, bootstrap, start_ts, patience_s=limit.left_s)
+    with reading(bootstrap, [number]) as reader:
+        limit.wait(lambda: reader.arrived, 0.02)
+        return took_s, reader.arrived[0] - began
+
+
+def fill(product: Feeds, number: int, rows: int, limit: Limit) -> int:
+    """Commit rows to a table. Returns their number, which is smaller at the limit."""
+    row, table_id = product.row(), Upstream.id_of(number)
+    with PdClient(product.pd) as pd:
+        for first in range(0, rows, FILL_ROWS):
+            if not limit.left_s:
+                return first
+            transaction = Transaction(pd)
+            for handle in range(first, min(rows, first + FILL_ROWS)):
+                transaction.put(keys.int_record(table_id, handle), row)
+            transaction.commit()
+    return rows

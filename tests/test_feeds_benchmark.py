@@ -1,0 +1,93 @@
+"""The benchmark of many changefeeds keeps what it has found, whatever a later phase does."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from benchmarks.feeds import ALWAYS, Run, Sizes
+from benchmarks.feeds_figures import DONE, Figures, Goal, Late, Limit, Phase, chosen, run_phases
+from benchmarks.show import Ticker
+
+
+class Clock:
+    """A time that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_phase_beyond_its_limit_keeps_its_figures_and_the_next_one_runs(tmp_path: Path) -> None:
+    clock, figures = Clock(), Figures({"machine": "m"}, tmp_path / "figures.json")
+    written = []
+
+    def slow(limit: Limit) -> None:
+        figures.add("created", 7)
+        clock.now += 10
+        limit.check()
+        figures.add("all", 8)
+
+    def quick(limit: Limit) -> None:
+        written.append(json.loads((tmp_path / "figures.json").read_text()))
+        figures.add("percent", 3)
+
+    run_phases([Phase("slow", slow, 10), Phase("quick", quick, 10)], figures, 100, clock)
+    slow_figures = {"created": 7, "ended": "ended at its limit of 10 s", "seconds": 10.0}
+    assert written == [{"machine": "m", "phases": {"slow": slow_figures}}]
+    assert json.loads((tmp_path / "figures.json").read_text())["phases"] == {
+        "slow": slow_figures,
+        "quick": {"percent": 3, "ended": DONE, "seconds": 0.0},
+    }
+
+
+def test_all_phases_together_take_at_most_the_total() -> None:
+    clock, figures, began = Clock(), Figures({}), []
+
+    def phase(limit: Limit) -> None:
+        began.append(limit.left_s)
+        clock.now += 10
+
+    run_phases([Phase(name, phase, 10) for name in "abc"], figures, 15, clock)
+    assert began == [10, 5]
+    assert figures.get("c", "ended") == "ended at its limit of 0 s"
+
+
+def test_a_phase_that_fails_ends_the_run_after_the_file_is_written(tmp_path: Path) -> None:
+    figures = Figures({}, tmp_path / "figures.json")
+
+    def phase(limit: Limit) -> None:
+        raise RuntimeError("a process has ended")
+
+    with pytest.raises(RuntimeError, match="a process has ended"):
+        run_phases([Phase("idle", phase, 10)], figures, 100)
+    assert json.loads((tmp_path / "figures.json").read_text())["phases"]["idle"]["ended"] == (
+        "failed: a process has ended"
+    )
+
+
+def test_a_wait_ends_at_the_limit() -> None:
+    with pytest.raises(Late, match="limit of 0 s"):
+        Limit(0.02).wait(lambda: False, 0.005)
+
+
+def test_a_figure_is_printed_with_its_goal(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = Figures({}, goals={("idle", "percent"): Goal(30, "% of a core")}, phase="idle")
+    figures.add("percent", 31.5)
+    figures.add("by_process", {"control": 20.0, "puller": 1.25})
+    assert capsys.readouterr().out.splitlines() == [
+        "idle     percent: 31.50 % of a core; goal 30: missed",
+        "idle     by process: control 20, puller 1.25",
+    ]
+
+
+def test_one_phase_alone_runs_with_those_that_all_need() -> None:
+    phases = Run(Sizes(), Figures({}), ExitStack(), Ticker()).phases
+    assert [one.name for one in chosen(phases, ["dead"], ALWAYS)] == ["start", "open", "dead"]
+    assert chosen(phases, [], ALWAYS) == phases
+    with pytest.raises(ValueError, match="no such phase: deaf"):
+        chosen(phases, ["deaf"], ALWAYS)
