@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.consumer.applying.net_effect import Changes, factorize, net_bag, net_effect
+from tests.consumer.plain_net_effect import plain_effect, plain_keep, plain_not_replayed
+from tidegate.consumer.applying.net_effect import (
+    Changes,
+    _keep,
+    factorize,
+    net_bag,
+    net_effect,
+    not_replayed,
+    ordered_codes,
+)
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 NAMES = ["a", "b", "v"]
@@ -139,3 +150,75 @@ def test_factorize_numbers_equal_rows_equally(rows: list[tuple[int | None, str |
     codes = factorize(table).tolist()
     assert len(set(codes)) == len(set(rows))
     assert sorted(Counter(codes).values()) == sorted(Counter(rows).values())
+
+
+CHANGED = st.tuples(
+    st.integers(1, 4),
+    st.sampled_from([INSERT, UPDATE, DELETE]),
+    st.tuples(st.integers(0, 3), st.sampled_from(["", "x", "é"]), st.integers(0, 9)),
+    st.tuples(st.integers(0, 3), st.sampled_from(["", "x", "é"]), st.integers(0, 9)),
+    st.integers(0, 2),
+)
+"""A commit ts, an operation, the rows before and after it, and a partition; not possible in every order."""
+
+
+def any_changes(rows: list[Any]) -> Changes:
+    """Changes whose rows fit to no history."""
+    events = [
+        (ts, op, None if op == INSERT else old, None if op == DELETE else new) for ts, op, old, new, _ in rows
+    ]
+    partition = np.array([row[-1] for row in rows], np.int32)
+    return replace(changes_of(events, NAMES), partition=partition)
+
+
+@given(st.lists(CHANGED, max_size=30), st.sampled_from(["a", "b", "ab", "ba"]), st.booleans(), st.booleans())
+@settings(deadline=None)
+def test_the_effect_is_that_of_the_plain_twin(
+    rows: list[Any], names: str, trust: bool, by_kind: bool
+) -> None:
+    changes, keys = any_changes(rows), list(names)
+    effect = net_effect(changes, keys, trust, by_kind)
+    upserts, deletes = plain_effect(changes, keys, trust, by_kind)
+    assert [tuple(row.values()) for row in effect.upserts.to_pylist()] == [row for row, _ in upserts]
+    assert effect.fresh.tolist() == [fresh for _, fresh in upserts]
+    assert [tuple(row.values()) for row in effect.deletes.to_pylist()] == deletes
+
+
+@given(st.lists(CHANGED, max_size=40), st.data())
+@settings(deadline=None)
+def test_a_bag_keeps_the_entries_that_its_plain_twin_keeps(rows: list[Any], data: st.DataObject) -> None:
+    changes, count = any_changes(rows), len(rows)
+    sign = data.draw(st.lists(st.sampled_from([-1, 1]), min_size=count, max_size=count))
+    content = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+    row = data.draw(st.permutations(range(count)))
+    found = not_replayed(changes, *(np.array(one, np.int64) for one in (row, sign, content)))
+    assert found.tolist() == plain_not_replayed(changes, row, sign, content)
+    wanted, eligible = data.draw(st.tuples(*[st.integers(-1, 9)] * 3)), np.array(sign, np.int64) > 0
+    kept = _keep(np.array(content, np.int64), eligible, np.array(wanted, np.int64))
+    assert kept.tolist() == plain_keep(content, eligible.tolist(), wanted)
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(-2, 2), st.none() | st.binary(max_size=2))))
+def test_codes_are_in_the_order_of_the_values(rows: list[tuple[int | None, bytes | None]]) -> None:
+    columns = pa.array([row[0] for row in rows], pa.int64()), pa.array([row[1] for row in rows], pa.binary())
+    for table in (pa.table(columns, ["a", "b"]), pa.table(columns[1:], ["b"]), pa.table(columns[:1], ["a"])):
+        values = [
+            [
+                (one is None, one if one is not None else b"" if name == "b" else 0)
+                for name, one in row.items()
+            ]
+            for row in table.to_pylist()
+        ]
+        codes = ordered_codes(table).tolist()
+        in_order = sorted(range(len(rows)), key=codes.__getitem__)
+        assert [values[at] for at in in_order] == sorted(values)
+        assert len(set(codes)) == len(set(map(str, values)))
+
+
+def test_more_distinct_keys_than_a_code_has_room_for_are_numbered_again() -> None:
+    count = 3000
+    columns = {f"k{at}": np.random.default_rng(at).permutation(count).astype(str) for at in range(7)}
+    table = pa.table(columns)
+    expected = sorted(range(count), key=lambda at: [columns[name][at] for name in columns])
+    assert np.argsort(ordered_codes(table), kind="stable").tolist() == expected
+    assert len(set(factorize(table).tolist())) == count
