@@ -219,14 +219,20 @@ def _take(reader: Consumer, wanted: Range) -> _Taken:
     taken, size, received = _Taken(wanted.start), 0, time.monotonic()
     at_end = False
     while taken.next_offset < wanted.end and size < wanted.max_bytes and not at_end:
-        for message in take(reader, min(CONSUME_MESSAGES, max(wanted.max_bytes // 1024, 1)), 0.2):
+        found = take(reader, min(CONSUME_MESSAGES, max(wanted.max_bytes // 1024, 1)), 0.2)
+        if found:
             received = time.monotonic()
+        # Whole lists at a time: a loop over the messages takes a fifth of the time of reading them.
+        sound = [message for message in found if message.error() is None]
+        if sound:
+            taken.messages += sound
+            taken.next_offset = sound[-1].offset() + 1
+            size += sum(map(len, sound))
+        for message in found if len(sound) < len(found) else ():
             error = message.error()
             if error is None:
-                taken.messages.append(message)
-                taken.next_offset = message.offset() + 1
-                size += len(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
+                continue
+            if error.code() == KafkaError._PARTITION_EOF:
                 # Only transaction markers follow the last message, so the partition is read to its end.
                 taken.next_offset, at_end = max(taken.next_offset, message.offset()), True
             else:
