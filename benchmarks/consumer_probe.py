@@ -98,7 +98,7 @@ def wrap_driver(clock: Clock) -> None:
     """
     from tidegate.consumer import job
     from tidegate.consumer.applying import apply
-    from tidegate.consumer.mysql import lanes, literals, progress, target
+    from tidegate.consumer.mysql import digest, lanes, progress, rendering, target
     from tidegate.consumer.running import rounds
 
     clock.wrap(rounds.FetchRounds, "fetch", "fetch")
@@ -107,9 +107,9 @@ def wrap_driver(clock: Clock) -> None:
     clock.wrap(apply, "staged_changes", "convert", len)
     clock.wrap(apply, "net_effect", "settle")
     clock.wrap(target, "wait", "wait for threads")
-    clock.wrap(target, "add_deletes", "render")
-    clock.wrap(target, "add_inserts", "render")
-    clock.wrap(literals.Digest, "add", "digest")
+    clock.wrap(rendering, "add_deletes", "render")
+    clock.wrap(rendering, "add_inserts", "render")
+    clock.wrap(digest.Digest, "add", "digest")
     clock.wrap(progress.Progress, "begin", "note")
     clock.wrap(progress.Progress, "end", "note")
     clock.wrap(lanes.Lanes, "run", "write")

@@ -96,6 +96,8 @@ def works(logs: Sequence[str] = ("narrow", "wide")) -> Iterator[Work]:
     yield "sums of Arrow columns", "row", ROWS, _arrow_sums(ROWS)
     with suppress(LookupError):
         yield "keys: encode kv-json", "row", ROWS, _keys()
+    with suppress(LookupError):
+        yield "rows as SQL, and their digest", "row", ROWS, _sql()
     # Last, so that work of both trees finds its memory in the same places.
     for made in later:
         yield from made
@@ -368,6 +370,19 @@ def _arrow_sums(n: int) -> Prepare:
     columns = [pa.array(np.arange(n)), pa.array([f"text of row {i}" for i in range(n)])]
     batch = pa.RecordBatch.from_arrays(columns, ["number", "text"])
     return lambda: lambda: arrow_checksum.sums(batch, [Kind.INT, Kind.STRING])
+
+
+def _sql() -> Prepare:
+    made, column = (
+        either("tidegate.consumer.mysql.literals:row_texts"),
+        either("tidegate.consumer.table.convert:TargetColumn"),
+    )
+    digest = either("tidegate.consumer.mysql.digest:Digest")
+    types = {"id": (8, pa.int64()), "name": (15, pa.string()), "at": (12, pa.timestamp("us"))}
+    of = [column(name, *kind) for name, kind in types.items()]
+    names = pa.array([b"a name of some length, number %d" % number for number in range(ROWS)], pa.binary())
+    rows = pa.table([pa.array(np.arange(ROWS)), names, pa.array(["2024-02-29 12:34:56"] * ROWS)], list(types))
+    return lambda: lambda: digest().add(b"INSERT INTO t", made(of, rows))
 
 
 # --- messages -------------------------------------------------------------------------------------------

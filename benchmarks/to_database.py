@@ -31,10 +31,12 @@ from tidegate.consumer.applying.net_effect import Effect
 from tidegate.consumer.applying.target import TableChanges
 from tidegate.consumer.ddl.ddl_steps import Create
 from tidegate.consumer.engine.position import PartitionPosition, Position
-from tidegate.consumer.mysql.literals import Digest, inserts
+from tidegate.consumer.mysql.digest import Digest
+from tidegate.consumer.mysql.literals import inserts
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.tables import create_table, qualified
 from tidegate.consumer.mysql.target import MySqlTarget
+from tidegate.consumer.mysql.texts import Texts
 from tidegate.consumer.table.definition import Definition, from_info
 
 SERVICES: Final = Path(__file__).parents[1] / "tools" / "services"
@@ -46,7 +48,7 @@ COLUMNS: Final = (("id", 8, 3, 20, 0), ("name", TEXT, 0, 40, -1), ("x", 5, 0, 22
 class NoDigest(Digest):
     """A digest that does nothing, for the loader."""
 
-    def add(self, what: bytes, texts: pa.Array) -> None:
+    def add(self, what: bytes, texts: Texts) -> None:
         """Does nothing."""
 
 

@@ -339,6 +339,7 @@ KERNEL_MODULES: Final = (
     "tidegate.codec.kernels.avro_decode_kernels",
     "tidegate.codec.kernels.simple_decode_kernels",
     "tidegate.codec.kernels.avro_column_kernels",
+    "tidegate.consumer.mysql.row_kernels",
     "tidegate.verify.kernels",
 )
 """Modules with a `warm()` that calls each kernel once with its real argument types."""

@@ -20,6 +20,8 @@ SPACE: Final = ord(" ")
 QUOTE: Final = ord('"')
 AMPERSAND: Final = ord("&")
 APOSTROPHE: Final = ord("'")
+OPEN_PARENTHESIS: Final = ord("(")
+CLOSE_PARENTHESIS: Final = ord(")")
 PLUS: Final = ord("+")
 COMMA: Final = ord(",")
 MINUS: Final = ord("-")
@@ -67,6 +69,8 @@ def word_of(text: str) -> int:
 
 
 NULL_TEXT: Final = word_of("null")
+SQL_NULL_TEXT: Final = word_of("NULL")
+SQL_BINARY_TEXT: Final = word_of("_binary")
 TRUE_TEXT: Final = word_of("true")
 FALS_TEXT: Final = word_of("false"[:4])
 """The first four bytes of `false`."""

@@ -13,24 +13,26 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pymysql
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.consumer.mysql.digest import Digest
 from tidegate.consumer.mysql.lanes import written
 from tidegate.consumer.mysql.literals import (
     KEYS,
     SLICE,
     STATEMENT_BYTES,
-    Digest,
     MySqlValues,
     bag_deletes,
     check_lengths,
     deletes,
     inserts,
     literals,
+    row_texts,
 )
 from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.table.convert import (
@@ -57,6 +59,7 @@ from tidegate.consumer.table.convert import (
     target_type,
 )
 from tidegate.errors import Fatal, Undecodable
+from tidegate.kernel import PAD
 
 NUMBERS = itertools.count()
 CHAR, VARCHAR, BLOB = 254, 15, 252
@@ -225,47 +228,62 @@ def test_no_rows_are_no_statements() -> None:
         assert not list(made(of, rows, "t", Digest()))
 
 
-def digest_of(ids: Sequence[int], texts: Sequence[str], table: str = "t") -> str:
-    digest = Digest()
-    rows = pa.table({"a": ids, "b": pa.array([text.encode() for text in texts], pa.binary())})
-    list(inserts([column(LONGLONG, "a"), column(VARCHAR, "b")], rows, table, digest))
-    return str(digest)
+def plain_rows(of: Sequence[TargetColumn], rows: pa.Table) -> list[bytes]:
+    """Each row as the literals of its values, by Arrow: the twin of the kernel that writes rows."""
+    columns = [literals(pa.concat_arrays(rows[one.name].chunks), one).to_pylist() for one in of]
+    return [b",".join(row) for row in zip(*columns, strict=True)]
 
 
-def test_a_digest_depends_on_rows_and_table_and_not_on_the_order() -> None:
-    whole = digest_of([1, 2, 2], ["x", "y", "y"])
-    assert whole == digest_of([2, 1, 2], ["y", "x", "y"])
-    others = [
-        digest_of([1, 2], ["x", "y"]),
-        digest_of([1, 1, 2], ["x", "x", "y"]),
-        digest_of([1, 2, 2], ["y", "x", "y"]),
-        digest_of([1, 2, 2], ["x", "y", "y"], table="u"),
+@given(st.data())
+def test_rows_are_written_as_their_literals_are(data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from(sorted(CASES)), min_size=1, max_size=4))
+    count, skipped = data.draw(st.integers(1, 70)), data.draw(st.integers(0, 9))
+    of, columns = [], {}
+    for at, name in enumerate(names):
+        kind, wire, strategy = CASES[name]
+        some = st.one_of(strategy, st.none()) if data.draw(st.booleans()) else strategy
+        values = data.draw(st.lists(some, min_size=1, max_size=8))
+        repeated = [values[(at + place) % len(values)] for place in range(count + skipped)]
+        of.append(replace(kind, name=f"c{at}"))
+        columns[f"c{at}"] = converted(repeated, wire, kind)
+    rows = pa.table(columns).slice(skipped)
+    texts = row_texts(of, rows)
+    assert list(texts) == plain_rows(of, rows)
+    (whole,) = texts.cut(1 << 30, count)
+    assert bytes(whole) == b"".join(b"(" + row + b")," for row in plain_rows(of, rows))
+
+
+@pytest.mark.parametrize("size", range(20))
+def test_special_bytes_are_escaped_wherever_they_are(size: int) -> None:
+    texts = [
+        b"x" * at + special + b"y" * (size - at) for at in range(size + 1) for special in (b"'", b"\\", b"\0")
     ]
-    assert len({whole, *others}) == 5
+    texts += [bytes([one]) * size for one in (0, 1, 38, 39, 40, 91, 92, 93, 127, 128, 167, 220, 255)]
+    rows = pa.table({"c": pa.array(texts, pa.binary())})
+    for of in ([column(VARCHAR)], [column(BLOB, binary=True)]):
+        assert list(row_texts(of, rows)) == [slow_literal(text, of[0]) for text in texts]
 
 
-def test_digests_of_parts_join_to_that_of_the_whole() -> None:
-    rows, of = pa.table({"a": [1, 2, 3]}), [column(LONGLONG, "a")]
-    whole, first, rest = Digest(), Digest(), Digest()
-    list(inserts(of, rows, "t", whole))
-    list(inserts(of, rows.slice(0, 1), "t", first))
-    list(inserts(of, rows.slice(1), "t", rest))
-    rest.join(first)
-    assert str(rest) == str(whole)
-
-
-def test_a_delete_and_an_insert_of_one_row_have_two_digests() -> None:
-    put, gone, bag = Digest(), Digest(), Digest()
-    rows, of = pa.table({"a": [1]}), [column(LONGLONG, "a")]
-    list(inserts(of, rows, "t", put))
-    list(deletes(of, rows, "t", gone))
-    list(bag_deletes(of, rows, "t", bag))
-    assert len({str(put), str(gone), str(bag)}) == 3
-
-
-def test_the_digest_is_the_same_in_every_release() -> None:
-    """A batch that one release began may be finished by the next."""
-    assert digest_of([1, 2], ["x", "it's"]) == "2:6e9b1b16375a05ecee1f6440b62d3957"
+@pytest.mark.parametrize("count", [1, 63, 64, 65])
+def test_a_row_never_needs_more_room_than_it_is_given(count: int) -> None:
+    of = [
+        *(column(LONGLONG, "i"), column(LONGLONG, "u", unsigned=True), column(DECIMAL, "d")),
+        *(column(VARCHAR, "t"), column(BLOB, "b", binary=True)),
+    ]
+    least, most = -(2**63), 2**64 - 1
+    rows = pa.table(
+        {
+            "i": pa.array([least] * count, pa.int64()),
+            "u": pa.array([most] * count, pa.uint64()),
+            "d": pa.array([None] * count, pa.string()),
+            "t": pa.array([b"'" * 100] * count, pa.binary()),
+            "b": pa.array([b""] * count, pa.binary()),
+        }
+    )
+    texts = row_texts(of, rows)
+    assert isinstance(texts.data, np.ndarray)
+    assert texts.bounds[-1] <= len(texts.data) - PAD
+    assert set(texts) == {b"%d,%d,NULL,'%s',_binary''" % (least, most, b"\\'" * 100)}
 
 
 # --- through a real server

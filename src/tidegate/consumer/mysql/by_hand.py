@@ -6,6 +6,7 @@ from typing import Final
 
 from tidegate.consumer.applying.net_effect import Effect
 from tidegate.consumer.applying.target import TableChanges
+from tidegate.consumer.mysql.digest import Digest
 from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, deletes, inserts
 from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import SQL_MODE
@@ -41,7 +42,7 @@ class MySqlByHand:
         The INSERT fails if another row has one of its unique values by now, so that a person looks into it:
         no other row is deleted.
         """
-        table, effect, made = changes.definition, changes.effect, Statements()
+        table, effect, made = changes.definition, changes.effect, Statements(Digest())
         name = qualified(table.schema, table.table)
         columns = {column.name: column for column in table.columns}
         own = [column for column in table.columns if column.name not in table.generated]

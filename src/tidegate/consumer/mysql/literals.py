@@ -2,12 +2,11 @@
 
 A database gets the topic's own values, not Delta's: an enum by its number, a date as its text, even one that
 no calendar knows. Statements are cut from the rows' texts, which are already contiguous in memory, so no
-value is handled individually.
+value is handled individually. Rows to insert are written by a kernel (`row_kernels`).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -15,6 +14,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.consumer.mysql.digest import Digest
+from tidegate.consumer.mysql.row_kernels import (
+    BINARY,
+    NUMBER_ROOM,
+    PLAIN,
+    PLAIN_ROOM,
+    QUOTED,
+    QUOTES_ROOM,
+    ROW_ROOM,
+    SIGNED,
+    SPARE,
+    UNSIGNED,
+    put_rows,
+)
+from tidegate.consumer.mysql.texts import Texts
 from tidegate.consumer.table.convert import (
     BIT,
     DECIMAL,
@@ -36,6 +50,7 @@ from tidegate.consumer.table.convert import (
     utc_texts,
 )
 from tidegate.errors import Fatal, Undecodable
+from tidegate.kernel import address, buffer
 
 STATEMENT_BYTES: Final = 1 << 20
 """About the largest size of a statement in bytes. A larger row gets a statement of its own, up to the
@@ -89,12 +104,23 @@ class MySqlValues:
 
 def literals(values: pa.Array, column: TargetColumn) -> pa.Array:
     """Each value as a literal, in bytes; NULL for null. Undecodable for a number that SQL does not have."""
+    form, values = _written(values, column)
+    if form in (SIGNED, UNSIGNED):
+        values = values.cast(pa.string()).cast(pa.binary())
+    elif form != PLAIN:
+        values = _in_quotes(_escaped(values), b"_binary'" if form == BINARY else b"'")
+    return pc.fill_null(values, b"NULL")
+
+
+def _written(values: pa.Array, column: TargetColumn) -> tuple[int, pa.Array]:
+    """How a column's values are written (`row_kernels`), and the numbers or bytes to write."""
     kind = column.mysql_type
     if kind == SET:  # the server compares a SET as a signed number, in an index too
-        made = values.view(pa.int64()).cast(pa.string()).cast(pa.binary())
-    elif kind in _NUMBERS:
-        made = values.cast(pa.string()).cast(pa.binary())
-    elif kind in (FLOAT, DOUBLE):
+        return SIGNED, values.view(pa.int64())
+    if kind in _NUMBERS:
+        signed = pa.types.is_signed_integer(values.type)
+        return (SIGNED, values.cast(pa.int64())) if signed else (UNSIGNED, values.cast(pa.uint64()))
+    if kind in (FLOAT, DOUBLE):
         if not pc.all(pc.is_finite(values), min_count=0).as_py():
             raise Undecodable(
                 "a column holds a number that MySQL does not have",
@@ -102,15 +128,11 @@ def literals(values: pa.Array, column: TargetColumn) -> pa.Array:
                 why="not a number, or infinite",
             )
         # As text, because -0 without quotes is the integer 0. A FLOAT is written as a double, unrounded.
-        made = _in_quotes(values.cast(pa.float64()).cast(pa.string()).cast(pa.binary()), b"'")
-    elif kind in STRINGS:
-        prefix = b"_binary'" if pa.types.is_binary(column.type) else b"'"
-        made = _in_quotes(_escaped(values.cast(pa.binary())), prefix)
-    elif kind in (DECIMAL, 0):  # a decimal in quotes would be compared as a double
-        made = values.cast(pa.binary())
-    else:
-        made = _in_quotes(_escaped(values.cast(pa.binary())), b"'")
-    return pc.fill_null(made, b"NULL")
+        return QUOTED, values.cast(pa.float64()).cast(pa.string()).cast(pa.binary())
+    raw = values.cast(pa.binary())
+    if kind in (DECIMAL, 0):  # a decimal in quotes would be compared as a double
+        return PLAIN, raw
+    return (BINARY if kind in STRINGS and pa.types.is_binary(column.type) else QUOTED), raw
 
 
 def _escaped(values: pa.Array) -> pa.Array:
@@ -140,42 +162,43 @@ def check_lengths(statements: Iterable[bytes], table: str, packet: int) -> None:
         )
 
 
-class Digest:
-    """A digest of the rows that a lane writes, in any order: their number, and a sum of 128-bit digests.
-
-    It detects accidental differences, not deliberate ones.
-    """
-
-    def __init__(self) -> None:
-        self._count = self._sum = 0
-
-    def add(self, what: bytes, texts: pa.Array) -> None:
-        """Add rows by their texts; `what` names the operation and the table."""
-        begun = hashlib.blake2b(what, digest_size=16)
-        for text in texts.to_pylist():
-            one = begun.copy()
-            one.update(text)
-            self._sum += int.from_bytes(one.digest())
-        self._count += len(texts)
-
-    def join(self, other: Digest) -> None:
-        """Add the rows of another digest."""
-        self._sum += other._sum
-        self._count += other._count
-
-    def __str__(self) -> str:
-        return f"{self._count}:{self._sum & ((1 << 128) - 1):032x}"
-
-
 def inserts(columns: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest) -> Iterator[bytes]:
     """INSERT statements for `rows`, whose columns have the types of `MySqlValues`; `table`: in backquotes."""
     names = ", ".join(quoted(column.name) for column in columns)
     head = f"INSERT INTO {table} ({names}) VALUES ".encode()
     for part in _slices(rows):
-        texts = pc.binary_join_element_wise(*_literals(columns, part), b",")
+        texts = row_texts(columns, part)
         digest.add(head, texts)
-        for text in _cut(pc.binary_join_element_wise(b"(", texts, b"),", b""), part.num_rows):
-            yield head + text[:-1]
+        for text in texts.cut(STATEMENT_BYTES, part.num_rows):
+            yield b"".join((head, text[:-1]))
+
+
+def row_texts(columns: Sequence[TargetColumn], rows: pa.Table) -> Texts:
+    """Rows as `(literal,literal),`; the parentheses and the comma are the frame of each text."""
+    count = rows.num_rows
+    written = [_written(_flat(rows[column.name]), column) for column in columns]
+    lines = np.array([_line(form, values) for form, values in written], np.int64)
+    out = buffer(count * ROW_ROOM + sum(_room(form, values) for form, values in written) + SPARE)
+    bounds = np.zeros(count + 1, np.int64)
+    put_rows(count, address(lines), len(columns), address(out), address(bounds[1:]))
+    return Texts(out, bounds, lead=1, trail=2)
+
+
+def _line(form: int, values: pa.Array) -> list[int]:
+    """A column for the kernel. The caller keeps `values` alive."""
+    valid, first, *texts = values.buffers()
+    if form in (SIGNED, UNSIGNED):
+        return [form, address(first) + 8 * values.offset, 0, address(valid), values.offset]
+    return [form, address(texts[0]), address(first) + 4 * values.offset, address(valid), values.offset]
+
+
+def _room(form: int, values: pa.Array) -> int:
+    """The most bytes of all values of a column, with their commas."""
+    if form in (SIGNED, UNSIGNED):
+        return NUMBER_ROOM * len(values)
+    bounds = Texts.of(values).bounds
+    size = int(bounds[-1] - bounds[0])
+    return PLAIN_ROOM * len(values) + size if form == PLAIN else QUOTES_ROOM * len(values) + 2 * size
 
 
 def deletes(keys: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest) -> Iterator[bytes]:
@@ -192,17 +215,18 @@ def deletes(keys: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Di
             texts = _equations(keys, part, b"=")
             between, before, after = b") OR ", head, b")"
             listed = pc.binary_join_element_wise(b"(", texts, between, b"")
-        digest.add(head, texts)
-        for text in _cut(listed, KEYS):
-            yield before + text[: -len(between)] + after
+        digest.add(head, Texts.of(texts))
+        for text in Texts.of(listed).cut(STATEMENT_BYTES, KEYS):
+            yield b"".join((before, text[: -len(between)], after))
 
 
 def matching(columns: Sequence[TargetColumn], rows: pa.Table) -> Iterator[bytes]:
     """Conditions that together find all rows with one of these combinations of values, nulls included."""
     for part in _slices(rows):
         texts = _equations(columns, part, b"<=>")
-        for text in _cut(pc.binary_join_element_wise(b"(", texts, b") OR ", b""), KEYS):
-            yield text[: -len(b" OR ")]
+        listed = pc.binary_join_element_wise(b"(", texts, b") OR ", b"")
+        for text in Texts.of(listed).cut(STATEMENT_BYTES, KEYS):
+            yield bytes(text[: -len(b" OR ")])
 
 
 def bag_deletes(
@@ -216,7 +240,7 @@ def bag_deletes(
     wanted: dict[bytes, int] = {}
     for part in _slices(rows):
         texts = _equations(columns, part, b"<=>")
-        digest.add(head, texts)
+        digest.add(head, Texts.of(texts))
         for text in texts.to_pylist():
             wanted[text] = wanted.get(text, 0) + 1
     for text, count in wanted.items():
@@ -258,15 +282,6 @@ def _slices(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _flat(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)  # without a copy
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
-def _cut(texts: pa.Array, most: int) -> Iterator[bytes]:
-    """The texts concatenated, in parts of about STATEMENT_BYTES and at most `most` texts."""
-    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    data, start = memoryview(texts.buffers()[2] or b""), 0
-    while start < len(texts):
-        fits = int(np.searchsorted(offsets, int(offsets[start]) + STATEMENT_BYTES, "right")) - 1
-        end = min(max(fits, start + 1), start + most, len(texts))
-        yield bytes(data[offsets[start] : offsets[end]])
-        start = end

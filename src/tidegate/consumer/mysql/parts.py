@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
 from tidegate.consumer.applying.target import Parted
-from tidegate.consumer.mysql.literals import Digest
+from tidegate.consumer.mysql.digest import Digest
 from tidegate.consumer.mysql.progress import Progress, Reached
 from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import Connection
@@ -45,7 +45,11 @@ def order(
     """
     # By name, because the order must be the same after a restart.
     tables = sorted(tables, key=lambda table: table.name)
-    halves = [Statements(small.digest, deletes=small.deletes), Statements(inserts=small.inserts)]
+    without_rows = type(small.digest)()
+    halves = [
+        Statements(small.digest, deletes=small.deletes),
+        Statements(without_rows, inserts=small.inserts),
+    ]
     made: list[Make] = []
     for inserting, half in zip((False, True), halves, strict=True):
         made.append(partial(_itself, half))
@@ -64,7 +68,8 @@ class PartedLane:
     number: int
     parts: Sequence[Make]
     reached: Reached
-    digest: Digest = field(default_factory=Digest)
+    digest: Digest
+    """That of the committed parts; without rows until `compare`."""
 
     def compare(self, progress: Progress) -> None:
         """Render the committed parts again; Fatal when their rows are not the same as before."""

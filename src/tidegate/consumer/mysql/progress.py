@@ -185,6 +185,11 @@ class Progress:
         """Whether a batch's position was committed, as seen at the last takeover."""
         return self._batch >= number and not self._begun
 
+    @property
+    def begun_digests(self) -> list[str]:
+        """The digests that are stored for the batch that was begun; empty if none is begun."""
+        return list(self._lanes.digest.values()) if self._begun else []
+
     def begin(self, reached: str, digests: Mapping[int, str]) -> list[int]:
         """Store durably what the next batch holds, by lane. Returns the lanes that must write.
 

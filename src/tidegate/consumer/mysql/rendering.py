@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from tidegate.consumer.applying.net_effect import Effect
 from tidegate.consumer.applying.target import Name, TableChanges
-from tidegate.consumer.mysql.literals import Digest, bag_deletes, check_lengths, deletes, inserts
+from tidegate.consumer.mysql.digest import Digest
+from tidegate.consumer.mysql.literals import bag_deletes, check_lengths, deletes, inserts
 from tidegate.consumer.mysql.tables import qualified
 
 
@@ -14,7 +15,7 @@ from tidegate.consumer.mysql.tables import qualified
 class Statements:
     """Rendered statements: from here on only the target can fail."""
 
-    digest: Digest = field(default_factory=Digest)
+    digest: Digest
     deletes: list[tuple[bytes, int | None]] = field(default_factory=list)
     """Each with the number of rows that it must find, if that is known."""
     inserts: list[bytes] = field(default_factory=list)
@@ -37,9 +38,9 @@ class Statements:
         self.inserts += other.inserts
 
 
-def whole(changes: TableChanges, packet: int) -> Statements:
-    """All statements of a table's changes. `packet`: as in `add_deletes`."""
-    made, table = Statements(), changes.definition
+def whole(changes: TableChanges, packet: int, digest: Digest) -> Statements:
+    """All statements of a table's changes, with a digest of their rows. `packet`: as in `add_deletes`."""
+    made, table = Statements(digest), changes.definition
     add_deletes(made, changes, packet)
     add_inserts(made, changes, packet)
     made.tables.append(((table.schema, table.table), len(made.deletes), len(made.inserts)))
@@ -56,7 +57,7 @@ def add_deletes(made: Statements, changes: TableChanges, packet: int) -> None:
     columns = {column.name: column for column in table.columns}
     if isinstance(effect, Effect):
         keys = [columns[key] for key in table.keys]
-        known = effect.upserts.filter(~effect.fresh).select(table.keys)
+        known = effect.upserts.select(table.keys).filter(~effect.fresh)
         # Updated rows are deleted, too, so that all unique values are free before any row is inserted.
         for gone in (effect.deletes, known):
             made.deletes += [(text, None) for text in deletes(keys, gone, name, made.digest)]

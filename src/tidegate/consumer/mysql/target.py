@@ -33,6 +33,7 @@ from tidegate.consumer.engine.position import Position, SetAside
 from tidegate.consumer.mysql import found, set_aside
 from tidegate.consumer.mysql.by_hand import MySqlByHand
 from tidegate.consumer.mysql.ddl import DdlRun, begun_in
+from tidegate.consumer.mysql.digest import Digest, kind_of
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.lanes import LANES, Lanes
 from tidegate.consumer.mysql.literals import MySqlValues
@@ -86,6 +87,8 @@ class MySqlTarget:
         self._held = TargetRecord(None, None, None, {})
         """The record that the last takeover found."""
         self._begun: Position | None = None
+        self._digest: type[Digest] = Digest
+        """The kind of digests of the write that is being made."""
         self._packet = 0
         """The server's max_allowed_packet, in bytes."""
         self._ddl: DdlRun | None = None
@@ -139,6 +142,8 @@ class MySqlTarget:
 
     def write(self, tables: Sequence[NetChanges], reached: Position, parted: Sequence[Parted] = ()) -> None:
         """Write by lanes, a transaction each, and move the position; `parted`: see `parts`."""
+        # An earlier release may have begun the write: its digests are compared with those of this run.
+        self._digest = kind_of(self._progress.begun_digests)
         # A table is rendered by the thread that reads it, so its rows are released once it has statements.
         work = [self._change_readers.submit(self._ready, net_changes) for net_changes in tables]
         wait(work)
@@ -146,7 +151,7 @@ class MySqlTarget:
         # the first row is written.
         lanes: dict[int, Statements] = {}
         for number, part in filter(None, (done.result() for done in work)):
-            lanes.setdefault(number, Statements()).add(part)
+            lanes.setdefault(number, Statements(self._digest())).add(part)
         position = reached.to_json()
         # Without rows nothing must be durable first. A write that was begun must be ended even so.
         if not lanes and not parted and self._begun is None:
@@ -197,13 +202,13 @@ class MySqlTarget:
         for table in parted:
             of_lanes.setdefault(self._lanes.of(*table.name), []).append(table)
         made = {
-            number: order(lanes.get(number, Statements()), tables, self._part)
+            number: order(lanes.get(number) or Statements(self._digest()), tables, self._part)
             for number, tables in of_lanes.items()
         }
 
         def write(attempt: int) -> None:
             held = self._progress.begin_parts(position, list(made))
-            work = [PartedLane(number, made[number], held[number]) for number in made]
+            work = [PartedLane(number, made[number], held[number], self._digest()) for number in made]
             for lane in work:
                 lane.compare(self._progress)
             left = {
@@ -242,11 +247,11 @@ class MySqlTarget:
         table = changes.definition
         with blaming((table.schema, table.table)):
             self._check_uniques(table)
-            made = whole(changes, self._packet)
+            made = whole(changes, self._packet, self._digest())
         return self._lanes.of(table.schema, table.table), made
 
     def _part(self, table: Parted, part: int, inserting: bool) -> Statements:
-        made = Statements()
+        made = Statements(self._digest())
         changes = table.net_changes(part) if inserting or table.may_delete(part) else None
         if changes is not None:
             (add_inserts if inserting else add_deletes)(made, changes, self._packet)
