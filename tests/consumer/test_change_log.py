@@ -11,18 +11,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.consumer import plain_log
-from tests.consumer.each_target import SCHEMA, AtParquet
+from tests.consumer.each_target import SCHEMA, AtParquet, FilesLife, Killed
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume_into
 from tests.consumer.story import STORY, do, done_at, resume
 from tidegate.codec.base import WireColumn
 from tidegate.codec.registry import reader_of
 from tidegate.consumer.applying.apply import Applier, Sizes
+from tidegate.consumer.applying.net_effect import BagEffect
+from tidegate.consumer.applying.target import TableChanges
 from tidegate.consumer.ddl.ddl_steps import Create
+from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.engine.watermark import Mode
-from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.lakehouse.thinning import HOUR_MS
+from tidegate.consumer.lakehouse.upkeep import GRACE_S, Upkeep
 from tidegate.consumer.parquet.address import LogAddress, LogBucketAddress
-from tidegate.consumer.parquet.manifests import ManifestChain
+from tidegate.consumer.parquet.manifests import ChangeFile, ManifestChain
 from tidegate.consumer.parquet.reading import open_log
 from tidegate.consumer.parquet.target import LogTarget
 from tidegate.consumer.settings import Settings, topic_of
@@ -30,7 +34,9 @@ from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.table.definition import guess
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.errors import Fenced, InvalidInput
+from tidegate.model.timestamp import LOGICAL_BITS
 from tidegate.sink.lakehouse.store import DiskStore
+from tidegate.sink.reader.changes import COMMIT_TS
 
 NAMED = DatabaseSettings("shop")
 FIRST, SECOND = 3, 7
@@ -254,3 +260,134 @@ def test_upkeep_keeps_the_number_of_manifests_small(tmp_path: Path, monkeypatch:
     assert sum(not commit.get("begins") for commit in before) == 4
     files = list((place.root / "_tidegate" / "changes").iterdir())
     assert len(files) == 5 + 2, "five takeovers, one of them the newest, and two merged ones"
+
+
+def filled(target: LogTarget, commits: int, begin: int = 1) -> None:
+    """Commit rows of one table, an hour apart."""
+    made = guess("shop", "t", [WireColumn("id", pa.int64(), 8, key=True)], 90)
+    if target.definition(("shop", "t")) is None:
+        target.execute(Create(made))
+    for number in range(begin, begin + commits):
+        rows = pa.table(
+            {"_tidegate_op": ["insert"], COMMIT_TS: [number], "_tidegate_seq": [number], "id": [number]}
+        )
+        target.write(
+            [lambda rows=rows: TableChanges(made, BagEffect(rows, [], rows.slice(0, 0)))], hour(number)
+        )
+        target.commit(hour(number))
+
+
+def hour(number: int) -> Position:
+    ts = number * HOUR_MS << LOGICAL_BITS
+    return Position(ts, "t", "open-protocol", "transaction", {0: PartitionPosition(number, ts, ts)})
+
+
+def ids(root: Path, after: int = 0) -> list[int]:
+    log = open_log(root, after)
+    files = [entry for entry in log.entries if isinstance(entry, ChangeFile)]
+    return sorted(one for file in files for one in log.read(file)["id"].to_pylist())
+
+
+def on_disk(root: Path) -> int:
+    return len(list(root.glob("shop/t/*.parquet")))
+
+
+def test_changes_are_removed_only_if_a_user_says_how_long_they_stay(tmp_path: Path) -> None:
+    target = LogTarget(DiskStore(tmp_path), Upkeep(retention_hours=0))
+    target.recover()
+    filled(target, 9)
+    tidied(target)
+    filled(target, 1, 10)
+    tidied(target)
+    assert (ids(tmp_path), on_disk(tmp_path), open_log(tmp_path).removed) == (list(range(1, 11)), 10, 0)
+
+
+@pytest.mark.parametrize("hours", [0.0, 1.0, 3.5, 100.0])
+def test_changes_stay_for_the_hours_that_a_user_names(tmp_path: Path, hours: float) -> None:
+    target = LogTarget(DiskStore(tmp_path), Upkeep(retention_hours=0, keep_changes_hours=hours))
+    target.recover()
+    filled(target, 9)
+    tidied(target)
+    assert ids(tmp_path) == list(range(1, 10)), "a manifest must say it first"
+    filled(target, 1, 10)
+    left = [number for number in range(1, 11) if number >= 9 - hours]
+    assert ids(tmp_path) == left
+    tidied(target)
+    assert (ids(tmp_path), on_disk(tmp_path)) == (left, len(left))
+    # A reader that was behind is not given a log with a gap.
+    log = open_log(tmp_path)
+    assert log.number == 11
+    assert ids(tmp_path, 11) == []
+    if log.removed > 1:
+        with pytest.raises(InvalidInput, match="does not go back so far"):
+            open_log(tmp_path, after=log.removed - 1)
+        assert ids(tmp_path, log.removed) == left
+
+
+def test_files_stay_for_readers_that_have_just_opened_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("tidegate.consumer.parquet.upkeep.time.monotonic", lambda: now[0])
+    for begin in (1, 11):  # the second process waits, too: it does not know since when it is announced
+        target = LogTarget(DiskStore(tmp_path), Upkeep(keep_changes_hours=2))
+        target.recover()
+        tidied(target)
+        filled(target, 9, begin)
+        tidied(target)
+        filled(target, 1, begin + 9)
+        tidied(target)
+        now[0] += GRACE_S - 1
+        tidied(target)
+        assert on_disk(tmp_path) == begin + 9
+        assert len(ids(tmp_path)) < 5
+    now[0] += 1
+    tidied(target)
+    assert on_disk(tmp_path) == len(ids(tmp_path)) < 5
+
+
+def test_a_shortened_log_survives_death_at_every_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No reader ever misses a change that is not removed, or looks for a file that is gone."""
+    monkeypatch.setattr("tidegate.consumer.parquet.manifests.MERGED", (2, 4))
+    monkeypatch.setattr("tidegate.consumer.parquet.upkeep.GRACE_S", -1.0)
+    store, done = DiskStore(tmp_path), 0
+    LogTarget(store).recover()
+    create, delete = store.create, store.delete
+    for dies_at in range(2, 60):
+        life = FilesLife(dies_at)
+        for name, whole in (("create", create), ("delete", delete)):
+            monkeypatch.setattr(store, name, life.watched(whole))
+        target = LogTarget(store, Upkeep(retention_hours=0, keep_changes_hours=4))
+        try:
+            held = target.recover()
+            done = held.partitions[0].offset if held is not None else 0
+            for number in range(done + 1, done + dies_at):
+                filled(target, 1, number)
+                tidied(target)
+                done = number
+        except Killed:
+            pass
+        last = (open_log(tmp_path).ts >> LOGICAL_BITS) // HOUR_MS
+        assert last - done in (0, 1), (
+            "a death after its put leaves a commit that the process does not know of"
+        )
+        found = ids(tmp_path)
+        assert found == list(range(last + 1 - len(found), last + 1))
+        assert len(found) >= min(last, 5)
+    assert done > 120
+    target = LogTarget(DiskStore(tmp_path), Upkeep(retention_hours=0, keep_changes_hours=4))
+    target.recover()
+    for number in (done + 1, done + 2, done + 3):
+        filled(target, 1, number)
+        tidied(target)
+    assert on_disk(tmp_path) == len(ids(tmp_path)) <= 7
+
+
+def test_other_targets_keep_no_changes(tmp_path: Path) -> None:
+    upkeep = Upkeep(keep_changes_hours=1)
+    for target in (f"delta://{tmp_path}", f"iceberg://{tmp_path}", "mysql://root@127.0.0.1:1/"):
+        with pytest.raises(InvalidInput, match="--keep-changes-hours is for a change log"):
+            address_of(target, upkeep, NAMED)
+    assert address_of(f"parquet://{tmp_path}", upkeep, NAMED) == LogAddress(tmp_path, upkeep)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.consumer.each_target import FilesLife, Killed
@@ -232,6 +233,80 @@ def test_a_manifest_of_a_later_release_or_a_missing_one_ends_the_reader(store: D
     store.delete([key_of(3, 3)])
     with pytest.raises(Retryable, match="gone"):
         list(chain.commits())
-    store.create(key_of(5, 5), b'{"format": 2}')
+    store.create(key_of(5, 5), b'{"format": 3}')
     with pytest.raises(Fatal, match="cannot be read"):
         ManifestChain(store).find()
+
+
+def shorten(chain: ManifestChain, upto: int) -> None:
+    """Commit that the changes up to a commit are removed."""
+    held = chain.newest
+    assert held is not None
+    state = replace(held.state, removed=upto)
+    chain.append(Manifest(Commit(held.number + 1, held.commit.ts + 10, held.state.writer.word), state))
+
+
+@pytest.mark.parametrize("upto", [1, 2, 4, 9, 10, 25])
+def test_a_log_that_was_shortened_begins_behind_what_was_removed(store: DiskStore, upto: int) -> None:
+    chain = begun(store)
+    add(chain, 14)
+    upkeep(chain)
+    chain = begun(store)
+    add(chain, 14)
+    shorten(chain, upto)
+    whole = list(chain.commits())
+    assert [commit.number for commit in whole] == list(range(upto + 1, 32))
+    for _ in range(3):
+        chain.forget(upto)
+        upkeep(chain)
+        reader = ManifestChain(store)
+        assert reader.find() == chain.newest
+        assert reader.removed == upto
+        assert list(reader.commits()) == whole
+        assert list(reader.commits(upto + 3)) == whole[3:]
+    assert {"1-1", "16-16", "31-31"} <= set(names(store)), "numbers of takeovers stay taken"
+    assert not [
+        name for name in names(store) if int(name.split("-")[1]) <= upto and name not in ("1-1", "16-16")
+    ]
+
+
+def test_what_follows_a_removed_commit_is_merged(store: DiskStore) -> None:
+    chain = begun(store)
+    add(chain, 4)
+    shorten(chain, 4)
+    chain.forget(4)
+    add(chain, 12)
+    upkeep(chain)
+    assert names(store) == ["1-1", "10-18", "18-18", "5-5", "6-6", "7-9"]
+    assert named(chain) == [5, *range(7, 19)]
+
+
+def test_a_replaced_process_adds_nothing_to_a_log_that_was_shortened(store: DiskStore) -> None:
+    zombie = begun(store)
+    add(zombie, 2)
+    chain = begun(store)
+    add(chain, 40)
+    shorten(chain, 40)
+    chain.forget(40)
+    upkeep(chain)
+    for act in (zombie.check_writer, lambda: add(zombie)):
+        with pytest.raises(Fenced, match="taken over"):
+            act()
+    # It may still merge what it listed before. No reader looks there, and the next removal takes the file.
+    store.create(key_of(1, 3), b"{}")
+    assert named(begun(store)) == [41, 42, 43, 44]
+    chain = begun(store)
+    assert chain.removed == 40
+    chain.forget(40)
+    assert "1-3" not in names(store)
+
+
+def test_only_a_shortened_log_has_the_format_that_earlier_releases_refuse(store: DiskStore) -> None:
+    chain = begun(store)
+    add(chain)
+    assert orjson.loads(store.get(key_of(2, 2)) or b"")["format"] == 1
+    shorten(chain, 1)
+    begun(store)
+    for number in (3, 4):
+        body = orjson.loads(store.get(key_of(number, number)) or b"")
+        assert (body["format"], body["removed"]) == (2, 1)

@@ -208,6 +208,14 @@ def run(
         float,
         typer.Option(min=0.0, help="Files: up to this age one snapshot a minute stays, then one an hour."),
     ] = 6.0,
+    keep_changes_hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Change log: the hours for which changes stay, by their commit ts; default: for ever.",
+            show_default=False,
+        ),
+    ] = None,
     write_mode: Annotated[
         str,
         typer.Option(
@@ -299,7 +307,12 @@ def run(
             group=group,
             master=master,
             cluster=ClusterSettings(worker_python, driver_host),
-            upkeep=Upkeep(retention_hours, all_hours=keep_all_hours, minute_hours=keep_minutes_hours),
+            upkeep=Upkeep(
+                retention_hours,
+                all_hours=keep_all_hours,
+                minute_hours=keep_minutes_hours,
+                keep_changes_hours=keep_changes_hours,
+            ),
             write_mode=WriteMode(write_mode) if write_mode else None,
         )
         topic = topic_of(settings)

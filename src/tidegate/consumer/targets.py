@@ -64,6 +64,13 @@ def address_of(
             why="other targets have one way to update and delete rows",
             fix="leave it out, or write --target iceberg:///absolute/directory",
         )
+    if upkeep.keep_changes_hours is not None and not keeps_every_change(text):
+        raise InvalidInput(
+            "--keep-changes-hours is for a change log",
+            where=shown(text),
+            why="other targets have tables, and no list of changes",
+            fix=f"leave it out, or write --target {LOGS}:///absolute/directory",
+        )
     if text.partition("://")[0] not in SCHEMES:
         if database.adopt or database.skip_ddls:
             raise InvalidInput(

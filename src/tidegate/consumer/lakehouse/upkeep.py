@@ -1,4 +1,4 @@
-"""How much history of a Delta or Iceberg target is kept, and when the rest is removed. Pure."""
+"""How much history of a target of files is kept, and when the rest is removed. Pure."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class Upkeep:
     """Hours up to which one snapshot per minute is kept, after `all_hours`; then one per hour."""
     piece_s: float = 0.1
     """Seconds after which a round pauses, so that commits can proceed."""
+    keep_changes_hours: float | None = None
+    """Change log only: hours for which changes are kept; None: for ever."""
 
     def forgotten(self, snapshots: Iterable[int]) -> list[int]:
         """The ts of the snapshots to forget, ascending."""

@@ -16,13 +16,18 @@ those by which a process has taken the log over: a process that was replaced tri
 however late it wakes up, and must find it taken.
 
 To open a log, the folder is listed and the newest manifest read: the state in it is complete.
+
+With a retention (`--keep-changes-hours`) the log begins later: `removed` in a manifest of one commit says up
+to which commit the changes are gone, or will be soon. It never falls. It is durable before the first file is
+removed, so a reader of the newest manifest never looks for a file that upkeep has removed. A release that
+does not know `removed` would continue the log without it, so it must not be able to read such a manifest.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -33,6 +38,9 @@ from tidegate.sink.lakehouse.takeover import Writer
 
 CHANGES: Final = f"{OWN}/changes"
 FORMAT: Final = 1
+SHORTENED: Final = 2
+"""The format of a manifest with `removed`."""
+FORMATS: Final = (FORMAT, SHORTENED)
 MERGED: Final = (100, 10_000)
 """How many commits a merged manifest describes; each is a multiple of the one before."""
 TAKEOVERS: Final = 20
@@ -129,6 +137,8 @@ class State:
     """The ids of tables that were dropped or truncated, the newest last."""
     clean: int = 0
     """No file of a commit up to here is left that its manifest does not name."""
+    removed: int = 0
+    """The changes of the commits up to here are not in the log any more; 0: it has all."""
 
     def to_json(self) -> dict[str, Any]:
         """As in a manifest."""
@@ -150,8 +160,9 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The file's bytes."""
-        body = {"format": FORMAT, "commits": [self.commit.to_json()], "state": self.state.to_json()}
-        return orjson.dumps(body)
+        removed = self.state.removed
+        body = {"format": SHORTENED, "removed": removed} if removed else {"format": FORMAT}
+        return orjson.dumps(body | {"commits": [self.commit.to_json()], "state": self.state.to_json()})
 
 
 class ManifestChain:
@@ -164,6 +175,11 @@ class ManifestChain:
         self._begun: set[int] = set()
         """Commits by which a process has taken the log over, in the manifests `_looked` at."""
         self._looked: set[tuple[int, int]] = set()
+
+    @property
+    def removed(self) -> int:
+        """The commit up to which the changes are not in the log any more, according to `newest`."""
+        return self.newest.state.removed if self.newest is not None else 0
 
     # --- reading
 
@@ -193,6 +209,7 @@ class ManifestChain:
             tuple((schema, table, path) for schema, table, path in held["tables"]),
             tuple(held["dropped"]),
             held["clean"],
+            body.get("removed", 0),
         )
         return Manifest(commit_of(body["commits"][0]), state)
 
@@ -208,8 +225,12 @@ class ManifestChain:
         return sorted((int(one[1]), int(one[2])) for one in found if one is not None)
 
     def commits(self, after: int = 0) -> Iterator[Commit]:
-        """The commits after a number, ascending, up to the newest. Reads merged manifests where they are."""
+        """The commits after a number, ascending, up to the newest. Reads merged manifests where they are.
+
+        Commits whose changes were removed are left out, as far as `newest` says so.
+        """
         ends = self._listed()
+        after = max(after, self.removed)
         # A listing may miss the newest files; a manifest that this process has put is there.
         known = self.newest.number if self.newest is not None else 0
         newest, at = max(known, max((last for _, last in ends), default=0)), after
@@ -246,8 +267,7 @@ class ManifestChain:
                     fix=f"choose another prefix, or continue with --name {state.writer.name}",
                 )
             ts, number = (held.commit.ts, held.number + 1) if held is not None else (0, 1)
-            state = State(writer, state.position, state.tables, state.dropped, state.clean)
-            made = Manifest(Commit(number, ts, writer.word, begins=True), state)
+            made = Manifest(Commit(number, ts, writer.word, begins=True), replace(state, writer=writer))
             if create_own(self._store, key_of(number, number), made.to_json()):
                 self.newest = made
                 return made
@@ -288,6 +308,8 @@ class ManifestChain:
             newest = max((last for _, last in ends), default=0)
             # Where a larger manifest covers a range, the smaller ones may be gone.
             covered = max((last for first, last in ends if last - first + 1 >= size), default=0)
+            # A range that begins with removed commits is never merged; the rest of it is removed later.
+            covered = max(covered, -(-self.removed // size) * size)
             for last in range(covered + size, newest + 1, size):
                 commits = list(self._commits_between(last - size, last))
                 if len(commits) != size:
@@ -328,6 +350,30 @@ class ManifestChain:
             self._store.delete(gone)
         return len(gone)
 
+    def forget(self, upto: int) -> int:
+        """Remove the manifests whose commits are all up to a number. Returns how many.
+
+        The caller has made `State.removed` durable. Manifests by which a process has taken the log over stay,
+        as in `thin`.
+        """
+        assert upto <= self.removed
+        gone = []
+        for first, last in self._listed():
+            if last <= upto and not (first == last and self._begins(first)):
+                gone.append(key_of(first, last))
+        if gone:
+            self._store.delete(gone)
+        return len(gone)
+
+    def _begins(self, number: int) -> bool:
+        """Whether a process has taken the log over with this commit, whose manifest is there."""
+        if number not in self._begun:
+            body = self._body(number, number)
+            if body is None or not commit_of(body["commits"][0]).begins:
+                return False
+            self._begun.add(number)
+        return True
+
     def _look(self, merged: tuple[int, int]) -> None:
         """Note which commits of a merged manifest have taken the log over."""
         body = self._body(*merged)
@@ -348,8 +394,8 @@ def parsed(data: bytes, where: str) -> dict[str, Any]:
     """A manifest's JSON; Fatal if it is something else, or of a later release."""
     try:
         body: dict[str, Any] = orjson.loads(data)
-        if body["format"] != FORMAT:
-            raise ValueError(f"format {body['format']}, this release reads {FORMAT}")
+        if body["format"] not in FORMATS:
+            raise ValueError(f"format {body['format']}, this release reads {FORMAT} and {SHORTENED}")
     except (ValueError, KeyError, TypeError) as error:
         raise Fatal(
             "a manifest of a change log cannot be read",

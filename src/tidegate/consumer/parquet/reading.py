@@ -5,8 +5,8 @@
     rows = [log.read(file) for file in log.files("bank.accounts")]
 
 `log.entries` has files and DDLs in the order in which they happened. `open_log(path, after=log.number)` reads
-on from there. Files are never changed and never removed, so a log that was opened can be read at any time.
-Starts no process.
+on from there. Files are never changed. Without `--keep-changes-hours` none is ever removed, so a log that was
+opened can be read at any time; with it, for an hour at least. Starts no process.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class ChangeLog:
     """Every change up to this ts is in the log, and none above it."""
     entries: tuple[Entry, ...]
     """Files and DDLs; files between two DDLs are in no order. Sort rows by `_tidegate_seq`."""
+    removed: int
+    """The changes of the commits up to this number were removed (`--keep-changes-hours`); 0: none were."""
     _store: Store
 
     def files(self, table: str) -> list[ChangeFile]:
@@ -54,8 +56,9 @@ class ChangeLog:
             raise InvalidInput(
                 "a file of the change log is gone",
                 where=self._store.uri(file.path),
-                why="a manifest names it, and no part of Tidegate removes such a file",
-                fix="restore it",
+                why="--keep-changes-hours has removed its commit since the log was opened, or somebody has "
+                "removed the file",
+                fix="open the log again; if a manifest still names the file, restore it",
             )
         return pq.read_table(pa.BufferReader(data))
 
@@ -67,8 +70,8 @@ class ChangeLog:
 def open_log(target: str | Path, after: int = 0) -> ChangeLog:
     """The log's entries of all commits after a number.
 
-    `target`: a directory, `parquet:///directory` or `parquet+s3://bucket/prefix`. InvalidInput when there is
-    no log.
+    `target`: a directory, `parquet:///directory` or `parquet+s3://bucket/prefix`. `after`: 0 reads from the
+    first commit that is kept. InvalidInput when there is no log, or when changes after `after` were removed.
     """
     store = _store_of(target)
     chain = ManifestChain(store)
@@ -80,9 +83,18 @@ def open_log(target: str | Path, after: int = 0) -> ChangeLog:
             why="no consumer has begun one here",
             fix="wait until the consumer has started, or correct the address",
         )
+    if 0 < after < chain.removed:
+        raise InvalidInput(
+            "the change log does not go back so far",
+            where=str(store),
+            why=f"--keep-changes-hours has removed the changes of the commits {after + 1} to {chain.removed}",
+            fix="build again what you build from the log, and read it from its beginning; then read more "
+            "often, or keep changes for longer",
+        )
     # The list was read later, so it is never behind.
     last = commits[-1] if commits else newest.commit
-    return ChangeLog(last.number, last.ts, tuple(entry for one in commits for entry in one.entries), store)
+    entries = tuple(entry for one in commits for entry in one.entries)
+    return ChangeLog(last.number, last.ts, entries, chain.removed, store)
 
 
 def _store_of(target: str | Path) -> Store:

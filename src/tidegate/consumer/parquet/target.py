@@ -280,6 +280,7 @@ class LogTarget:
             tuple((schema, name, table.path) for schema, name, table in tables),
             tuple(self._steps.dropped),
             self._log_upkeep.clean,
+            self._log_upkeep.removed,
         )
         number = newest.number + 1
         commit = Commit(number, position.ts, newest.state.writer.word, tuple(self._entries))

@@ -1,4 +1,4 @@
-"""Removes files that no manifest names, and manifests that merged ones describe. It never removes a change.
+"""Removes files that no manifest names, and manifests that merged ones describe; changes only by retention.
 
 A process that died has left data files of a commit that it did not make. A file's name has the number of its
 commit and the word of the process that wrote it, so a file belongs to the log if that process has made the
@@ -8,17 +8,28 @@ the state in the manifest names (`State.clean`). It never removes a file of its 
 A writer that was replaced may be in the middle of such a check. So it lists a folder first, makes sure that
 it is still the writer, and only then removes: all that it has listed is older than its successor. Conversely,
 a file that a replaced writer finishes after its successor's check stays. No manifest names it.
+
+Retention (`Upkeep.keep_changes_hours`) removes the changes of commits that are older than the newest one by
+more than these hours, by their ts:
+
+    plan     which commits are old enough (`removed`); the next commit's manifest says so (`State.removed`)
+    remove   a grace later the data files of these commits, by the commits in their names, then manifests
+
+A death between these steps leaves files that no reader looks for. The next process removes them.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from tidegate.consumer.lakehouse.thinning import HOUR_MS
 from tidegate.consumer.lakehouse.upkeep import GRACE_S, Upkeep
 from tidegate.consumer.parquet.manifests import ManifestChain
+from tidegate.model.timestamp import LOGICAL_BITS
 from tidegate.sink.lakehouse.store import Store
 
 DATA_FILE: Final = re.compile(r"(\d{20})-([0-9a-f]{12})-\d+\.(parquet|new)")
@@ -32,6 +43,12 @@ def data_file(commit: int, word: str, number: int) -> str:
     return f"{commit:020d}-{word[:WORD]}-{number}.parquet"
 
 
+def _commit_in(name: str) -> float:
+    """The commit in the name of a data file; infinity for any other name."""
+    found = DATA_FILE.fullmatch(name)
+    return int(found[1]) if found is not None else math.inf
+
+
 class LogUpkeep:
     """The upkeep of one log, by the process that writes it."""
 
@@ -41,6 +58,14 @@ class LogUpkeep:
         self._since = self._upto = 0
         self.clean = 0
         """For the state of the next manifest: see `State.clean`."""
+        self.removed = 0
+        """Likewise `State.removed`."""
+        self._next_ts = 0
+        """The ts of the first commit that stays; 0: not looked yet."""
+        self._announced: list[tuple[float, int]] = []
+        """When this process has first seen a value of `removed` in a manifest, by the monotonic clock."""
+        self._gone = 0
+        """The commit up to which this process has removed all files."""
 
     def begin(self) -> None:
         """Note what is to be checked. Call it when this process has taken the log over."""
@@ -49,6 +74,8 @@ class LogUpkeep:
         self._word = newest.state.writer.word[:WORD]
         self._since, self._upto = newest.state.clean, newest.number
         self.clean = newest.state.clean
+        self.removed, self._next_ts, self._gone = newest.state.removed, 0, 0
+        self._announced.clear()
 
     def round(self, folders: Callable[[], list[str]]) -> Iterator[int]:
         """One round, in short pieces; yields how many files each piece has removed.
@@ -65,6 +92,46 @@ class LogUpkeep:
             yield 0
         grace = min(GRACE_S, self._upkeep.retention_hours * 3600)
         yield self._chain.thin(time.time() - grace)
+        # Also without the option: an earlier run may have had it, and died before it removed the files.
+        self._plan()
+        yield 0
+        yield from self._shorten(folders, grace)
+
+    def _plan(self) -> None:
+        """Find the commits that are old enough to be removed."""
+        hours, newest = self._upkeep.keep_changes_hours, self._chain.newest
+        assert newest is not None
+        if hours is None:
+            return
+        before = newest.commit.ts - (int(hours * HOUR_MS) << LOGICAL_BITS)
+        if before <= self._next_ts:
+            return
+        for commit in self._chain.commits(self.removed):
+            # The newest one stays in any case: only its manifest has the state.
+            if commit.ts >= before or commit.number == newest.number:
+                self._next_ts = commit.ts
+                return
+            self.removed = commit.number
+
+    def _shorten(self, folders: Callable[[], list[str]], grace: float) -> Iterator[int]:
+        """Remove the files of commits whose removal a manifest has announced `grace` seconds ago."""
+        now, announced = time.monotonic(), self._chain.removed
+        if announced and (not self._announced or self._announced[-1][1] < announced):
+            self._announced.append((now, announced))
+        upto = max((number for since, number in self._announced if since + grace <= now), default=0)
+        if upto <= self._gone:
+            return
+        for folder in folders():
+            names = [name for name in self._store.names(folder) if _commit_in(name) <= upto]
+            if names:
+                self._chain.check_writer()
+                self._store.delete([f"{folder}/{name}" for name in names])
+            yield len(names)
+        # The manifests last: until then a restart finds in them which files there were.
+        self._chain.check_writer()
+        yield self._chain.forget(upto)
+        self._gone = upto
+        self._announced = [one for one in self._announced if one[1] > upto]
 
     def _remove(self, folder: str, words: dict[int, str]) -> int:
         after = f"{self._since:020d}-~"
@@ -78,6 +145,9 @@ class LogUpkeep:
         """Whether a name is that of a file which a process before this one has left."""
         found = DATA_FILE.fullmatch(name)
         if found is None or found[2] == self._word:
+            return False
+        # Retention removes these files, later: a reader may just have opened the log.
+        if int(found[1]) <= self._chain.removed:
             return False
         # A number above those that were there at the takeover can only be one that an earlier process wanted.
         return found[3] == "new" or int(found[1]) > self._upto or words.get(int(found[1])) != found[2]
