@@ -16,6 +16,7 @@ from tests.consumer.mysql.reading import forget
 from tests.consumer.one_table import CREATED, KEY_FLAGS, Mark, OneTable, Row, topic
 from tidegate.consumer.applying.apply import Applier, Sizes
 from tidegate.consumer.engine.position import Position
+from tidegate.consumer.mysql.digest import EarlierDigest
 from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress, MySqlTarget
 from tidegate.errors import Fatal, Fenced
@@ -102,6 +103,16 @@ def committed(server: MySqlServer) -> list[int]:
     with connection.cursor() as cursor:
         cursor.execute("SELECT digest FROM tidegate.lanes WHERE consumer=%s AND digest LIKE '%%/%%'", (NAME,))
         found = [int(text.partition("/")[0]) for (text,) in cursor.fetchall()]
+    connection.close()
+    return found
+
+
+def digests(server: MySqlServer) -> list[str]:
+    """The digests that are stored for a write that was begun."""
+    connection = server.connect()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT digest FROM tidegate.lanes WHERE consumer=%s AND digest<>''", (NAME,))
+        found = [text for (text,) in cursor.fetchall()]
     connection.close()
     return found
 
@@ -210,6 +221,36 @@ def test_other_rows_than_those_of_the_parts_that_are_in_stop_the_consumer(
     assert held(server) == left
     consume(address(server, tmp_path, transaction=1), swaps(), 300)
     assert held(server) == after()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_write_that_an_earlier_release_began_is_completed(
+    server: MySqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """It has stored digests of another kind, and the rows are compared by these."""
+
+    def killed(*arguments: Any) -> None:
+        raise Killed
+
+    def die(target: MySqlTarget) -> None:
+        target._progress.lane = killed  # type: ignore[method-assign]
+
+    def alive(target: MySqlTarget) -> None:
+        pass
+
+    sizes = Sizes() if whole else SIZES
+    consume(address(server, tmp_path), swaps(), 200)
+    # The first dies in the midst of its parts, the other one before a lane is committed.
+    mortal = server if whole else MortalServer.at(server, 60)
+    with monkeypatch.context() as patch:
+        patch.setattr("tidegate.consumer.mysql.target.kind_of", lambda held: EarlierDigest)
+        with pytest.raises(Killed):
+            consume(address(mortal, tmp_path, transaction=1), swaps(), 300, die if whole else alive, sizes)
+    (digest,) = digests(server)
+    assert ":" in digest
+    consume(address(server, tmp_path, transaction=1), swaps(), 300, sizes=sizes)
+    assert held(server) == after()
+    assert digests(server) == []
 
 
 def _fewer() -> MemoryTopic:
