@@ -156,7 +156,11 @@ def test_ranges_of_keys_bounds_and_what_cannot_be_compared(pair: Pair) -> None:
     (row,) = [row for row in lake.snapshot_rows() if row.table == "codes"]
     lake.create(row.path, lake.dataset(row.path).schema, ["n"])
     lake.republish(pair.ts, [replace(row, version=lake.version(row.path))])
-    assert "is partitioned by n at the target" in pair.search("codes").note
+    lake.append(row.path, pa.table({"code": ["c00001", "c00002"], "n": pa.array([1, 3], pa.int32())}))
+    lake.republish(pair.ts, [replace(row, version=lake.version(row.path))])
+    parted = pair.search("codes", SearchLimits(differences=ROWS))
+    assert ("changed", "c00002") in reported(parted, "code")
+    assert (parted.target_rows, len(parted.differences)) == (2, ROWS - 1)
     pair.pd.update_service_gc_safepoint("gc_worker", 1 << 40, pair.ts + 1)
     with pytest.raises(InvalidInput, match="has no history at ts"), history_held(pair.pd, pair.ts):
         pass

@@ -72,8 +72,26 @@ class TableSnapshot:
         return self._lake.partition_columns(self._path, self.version)
 
     def files(self) -> list[Path]:
-        """The Parquet files that hold the rows, without the values of partition columns: see `dataset`."""
+        """The Parquet files that hold the rows, without the values of partition columns: see
+        `partition_values`.
+        """
         return self._lake.files(self._path, self.version)
+
+    def partition_values(self) -> Mapping[str, Mapping[str, Any]]:
+        """By the name of a data file, the values that its rows have in the partition columns; empty for a
+        table that is not partitioned.
+        """
+        if not self.partition_columns:
+            return {}
+        known = self._lake.partition_values(self._path, self.version)
+        if len(known) != len(self.files()):
+            raise Fatal(
+                "two data files of a table have one name",
+                where=f"{self.path}, version {self.version}",
+                why="readers of files get the values of partition columns by the names of files",
+                fix="read the table with `dataset()` or `to_arrow()`, and report this",
+            )
+        return known
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
         """The rows as a DataFrame over the version's Parquet files, with the table's columns and types."""
@@ -95,14 +113,7 @@ class TableSnapshot:
         stored = pa.schema([field for field in schema if field.name not in columns])
         values = pa.schema([pa.field(_FILE, pa.string()), *(schema.field(name) for name in columns)])
         # Not from the names of the folders: Spark takes each byte of an encoded name for a character.
-        known = self._lake.partition_values(self._path, self.version)
-        if len(known) != len(files):
-            raise Fatal(
-                "two data files of a table have one name",
-                where=f"{self.path}, version {self.version}",
-                why="Spark gets the values of partition columns by the names of files",
-                fix="read the table with `dataset()` or `to_arrow()`, and report this",
-            )
+        known = self.partition_values()
         lines = [(name, *(held[one] for one in columns)) for name, held in known.items()]
         rows = spark.read.schema(spark_schema(stored)).parquet(*files)
         rows = rows.withColumn(_FILE, col("_metadata.file_name"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from tidegate.verify.ranges import Cuts, Sums, U64s
 from tidegate.verify.side import Shape, chosen, marked, summed
 
 BATCH_ROWS: Final = 65_536
+NO_VALUES: Final[Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +29,23 @@ class RowGroup:
     rows: int
     words: tuple[int, int] | None
     """The least and the greatest order word; None if the file's statistics do not have them."""
+    values: tuple[tuple[str, Any], ...] = ()
+    """The partition columns, which the file does not have, with the value of all its rows."""
 
 
-def pieces_of(files: Sequence[Path], shape: Shape) -> list[RowGroup]:
-    """Every row group of the files; reads their footers."""
+def pieces_of(
+    files: Sequence[Path], shape: Shape, partitions: Mapping[str, Mapping[str, Any]]
+) -> list[RowGroup]:
+    """Every row group of the files; reads their footers.
+
+    `partitions`: see `TableSnapshot.partition_values`.
+    """
     found: list[RowGroup] = []
     for file in files:
-        held = _opened(str(file)).metadata
+        held, values = _opened(str(file)).metadata, tuple(partitions.get(file.name, {}).items())
         for group in range(held.num_row_groups):
             part = held.row_group(group)
-            found.append(RowGroup(str(file), group, part.num_rows, _bounds(part, shape)))
+            found.append(RowGroup(str(file), group, part.num_rows, _bounds(part, shape), values))
     return found
 
 
@@ -75,7 +83,7 @@ def batches(pieces: Sequence[RowGroup], shape: Shape, cuts: Cuts) -> Iterator[pa
         known = set(file.schema_arrow.names)
         names = [name for name in shape.schema.names if name in known]
         for rows in file.iter_batches(BATCH_ROWS, row_groups=[piece.group], columns=names):
-            yield conformed(rows, shape.schema, piece.file)
+            yield conformed(rows, shape.schema, piece.file, dict(piece.values))
 
 
 def _holds(file: pq.ParquetFile, piece: RowGroup, shape: Shape, cuts: Cuts) -> bool:
@@ -87,18 +95,24 @@ def _holds(file: pq.ParquetFile, piece: RowGroup, shape: Shape, cuts: Cuts) -> b
     return any((cuts.place(shape.words(conformed(k, schema, piece.file))) >= 0).any() for k in keys)
 
 
-def conformed(rows: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """The columns of `schema`, cast to its types; null for columns that an older file does not have."""
+def conformed(
+    rows: pa.RecordBatch, schema: pa.Schema, where: str, values: Mapping[str, Any] = NO_VALUES
+) -> pa.RecordBatch:
+    """The columns of `schema`, cast to its types; null for columns that an older file does not have.
+
+    `values`: of columns that have one value in all rows of the file.
+    """
     columns: list[Any] = []
     for field in schema:
         at = rows.schema.get_field_index(field.name)
-        if at < 0:
+        if at < 0 and values.get(field.name) is None:
             columns.append(pa.nulls(rows.num_rows, field.type))
             continue
         try:
-            column = rows.column(at)
+            column = rows.column(at) if at >= 0 else pa.array([values[field.name]])
             keyed = pa.types.is_string(column.type) and pa.types.is_temporal(field.type)
-            columns.append(moments(column, field.type) if keyed else column.cast(field.type))
+            column = moments(column, field.type) if keyed else column.cast(field.type)
+            columns.append(column if at >= 0 else pa.repeat(column[0], rows.num_rows))
         except pa.ArrowInvalid as error:
             raise Fatal(
                 f"the target's column {field.name} holds a value that is not a {field.type}",
