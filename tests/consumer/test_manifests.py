@@ -126,6 +126,31 @@ def test_of_two_that_begin_at_once_the_later_one_stays(
     assert named(one) == [3]
 
 
+def test_a_start_that_was_paused_for_hours_does_not_go_back(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number that it is about to put was another process's, and upkeep has merged and removed it."""
+    running, late, create = begun(store), ManifestChain(store), store.create
+
+    def hours() -> None:
+        add(running, 11)
+        upkeep(running)
+
+    meanwhile = [hours]
+
+    def slow(key: str, data: bytes) -> bool:
+        if meanwhile:
+            meanwhile.pop()()
+        return create(key, data)
+
+    monkeypatch.setattr(store, "create", slow)
+    found = late.begin(Writer.of_this_process("one"))
+    assert (found.number, found.state.position) == (13, "at 12")
+    with pytest.raises(Fenced):
+        add(running)
+    assert named(late) == list(range(2, 13))
+
+
 def test_a_log_of_another_consumer_is_refused(store: DiskStore) -> None:
     chain = begun(store)
     with pytest.raises(InvalidInput, match="another consumer"):

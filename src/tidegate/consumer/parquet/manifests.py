@@ -249,6 +249,10 @@ class ManifestChain:
             yield from (commit_of(one) for one in body["commits"] if one["number"] > at)
             at = last
 
+    def _last(self) -> int:
+        """The newest number that the folder shows."""
+        return max((last for _, last in self._listed()), default=0)
+
     # --- writing
 
     def begin(self, writer: Writer) -> Manifest:
@@ -268,7 +272,8 @@ class ManifestChain:
                 )
             ts, number = (held.commit.ts, held.number + 1) if held is not None else (0, 1)
             made = Manifest(Commit(number, ts, writer.word, begins=True), replace(state, writer=writer))
-            if create_own(self._store, key_of(number, number), made.to_json()):
+            # The number may be free because upkeep has removed it, if this process was paused for hours.
+            if create_own(self._store, key_of(number, number), made.to_json()) and self._last() <= number:
                 self.newest = made
                 return made
         raise Retryable(

@@ -243,7 +243,9 @@ class LogTarget:
             self._ddl = None
 
     def dropped(self) -> dict[int, Dropped]:
-        """By table id, the tables that a RECOVER TABLE can name: the log still has all their changes."""
+        """By table id, the tables that a RECOVER TABLE can name: the log has their changes, unless it was
+        shortened since.
+        """
         return {table_id: Dropped("", 0) for table_id in self._steps.dropped}
 
     def execute(self, step: Step) -> None:
