@@ -78,9 +78,10 @@ class Index:
 
     def position(self) -> str | None:
         """The position that `publish` committed with the newest snapshot; None: there is no snapshot."""
-        table = self.table()
-        self._published = newest(table)
-        found = position_of(table, self._published)
+        with self._tables.translated(PATH):
+            table = self.table()
+            self._published = newest(table)
+            found = position_of(table, self._published)
         if found is None and self._published is not None:
             raise Fatal(
                 "the target's position is gone",
@@ -122,11 +123,14 @@ class Index:
         gone = pa.array(sorted(snapshots), pa.int64())
         if not len(gone):
             return
-        for task in self._tables.manifests.tasks(self.table()):
+        with self._tables.translated(PATH):
+            tasks = list(self._tables.manifests.tasks(self.table()))
+        for task in tasks:
             low, high = _bounds(task)
             within = pc.and_(pc.greater_equal(gone, low), pc.less_equal(gone, high))
             if pc.any(within, min_count=0).as_py():
-                self._rewrite(task, gone)
+                with self._tables.translated(PATH):
+                    self._rewrite(task, gone)
                 yield
 
     def _rewrite(self, task: FileScanTask, gone: pa.Array) -> None:

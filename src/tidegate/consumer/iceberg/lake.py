@@ -149,12 +149,14 @@ class IcebergLake:
 
     def snapshot_rows(self, at: int | None = None) -> list[SnapshotRow]:
         """The tables of the newest snapshot with ts <= `at` (None: the newest of all)."""
-        ts = index.newest(self.index.table(), at)
-        return [] if ts is None else index.rows_at(self.index.table(), ts)
+        with self.tables.translated(index.PATH):
+            ts = index.newest(self.index.table(), at)
+            return [] if ts is None else index.rows_at(self.index.table(), ts)
 
     def named_versions(self) -> dict[str, list[int]]:
         """By path, the table's snapshots that some snapshot of the target names."""
-        return index.named(self.index.table())
+        with self.tables.translated(index.PATH):
+            return index.named(self.index.table())
 
     def table_paths(self) -> list[str]:
         """The paths of all tables in the catalog except the table of snapshots."""

@@ -39,7 +39,9 @@ class Tidying:
         lake = self._lake
         # Otherwise files that a successor has removed already would be missed.
         lake.check_writer()
-        for _ in lake.index.forget(self._upkeep.forgotten(index.all_ts(lake.index.table()))):
+        with lake.tables.translated(index.PATH):
+            snapshots = index.all_ts(lake.index.table())
+        for _ in lake.index.forget(self._upkeep.forgotten(snapshots)):
             yield 0
         # One piece, so that the decision is made at one moment. Later tables and snapshots are not affected.
         paths, needed = lake.table_paths(), lake.named_versions()
@@ -96,9 +98,10 @@ class Tidying:
         if not old:
             return
         held, root = set[str](), f"{location_of(store)}/"
-        for found in _held_by(tables.table(path)):
-            held |= {name.removeprefix(root) for name in found}
-            yield 0
+        with tables.translated(path):  # Fenced if a successor has removed what only this process knows
+            for found in _held_by(tables.table(path)):
+                held |= {name.removeprefix(root) for name in found}
+                yield 0
         gone = old - held
         if gone:
             # A restart must not find a catalog whose snapshots need these files.

@@ -372,6 +372,11 @@ class Tables:
                 why=str(error),
                 fix="restore the directory, or start a new target",
             ) from error
+        except OSError as error:  # of a large file in a bucket, which pyarrow reads: with the server's words
+            trouble = self._store.trouble(error, path)
+            if trouble is error:
+                raise
+            raise trouble from error
         except OperationalError as error:
             raise Retryable(
                 "the catalog cannot be written now",
