@@ -347,6 +347,16 @@ def test_tables_in_runs_of_any_length_are_taken_by_the_kernel() -> None:
     assert sum(len(table) for table in found.rows) == len(pairs)
 
 
+@pytest.mark.parametrize("partition", [b"", b',"ptn":7'])
+def test_a_row_without_names_is_not_taken_for_one_of_the_table_before(partition: bytes) -> None:
+    def row(names: bytes) -> tuple[bytes, bytes]:
+        key = b'{"ts":5%s%s,"t":1}' % (names, partition)
+        return _framed(key, b'{"u":{"a":{"t":3,"h":true,"f":11,"v":1}}}')
+
+    named = row(b',"scm":"s","tbl":"t"')
+    _in_bulk(OPTIONS["open"], [named], [named, named, row(b""), named], plainly=1)
+
+
 def test_a_ts_of_any_number_of_digits_is_taken_by_the_kernel() -> None:
     for size in range(1, 20):
         for digits in (10 ** (size - 1), 10**size - 1):

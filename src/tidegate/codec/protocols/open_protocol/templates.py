@@ -30,22 +30,24 @@ def templates(key: RowKey) -> list[Template]:
 def _template(key: RowKey, string: Callable[[bytes], bytes]) -> Template:
     head = b',"scm":' + string(key.schema.encode()) if key.schema else b""
     head += b',"tbl":' + string(key.table.encode()) if key.table else b""
-    meta: Pieces = [
-        (b'{"ts":', template_kernels.TIMESTAMP, 0),
-        (head + b',"rid":', template_kernels.OPTIONAL, 0),
-    ]
+    ends: Pieces = [(b',"t":1}', template_kernels.END, 0)]
+    named: Pieces = [(head + b',"t":1}', template_kernels.END, 0)]
     if key.physical_id is not None:
         partition = b',"ptn":%d' % key.physical_id
+        ends = [(partition + b',"t":1}', template_kernels.END, 0)]
         # The new flavour puts the partition last.
-        last = head + b',"t":1' + partition + b"}"
-        meta = [
-            *meta,
-            (partition + b',"t":1}', template_kernels.END, 0),
+        named = [
             (head + partition + b',"t":1}', template_kernels.END, 0),
-            (last, template_kernels.END, 0),
+            (head + b',"t":1' + partition + b"}", template_kernels.END, 0),
         ]
-    else:
-        meta = [*meta, (b',"t":1}', template_kernels.END, 0), (head + b',"t":1}', template_kernels.END, 0)]
+    # The names are in every way through, because a message may be tried with the template of the one before.
+    # Without them it would be taken for a row of that table.
+    meta: Pieces = [
+        (b'{"ts":', template_kernels.TIMESTAMP, 0),
+        *named,
+        (head + b',"rid":', template_kernels.NUMBER, 0),
+        *ends,
+    ]
     n = len(key.columns)
 
     def heads() -> Iterator[bytes]:
