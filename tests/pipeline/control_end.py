@@ -11,7 +11,7 @@ from pathlib import Path
 from tidegate.ipc import HEADER, parsed
 from tidegate.model.reports import (
     HELLOS,
-    SAID_BY,
+    REPORTS_AFTER,
     Durable,
     Failed,
     Hello,
@@ -102,7 +102,7 @@ class ControlEnd:
                 hello = parse(message, HELLOS)
                 assert isinstance(hello, PipelineHello)
                 continue
-            report = parse(message, SAID_BY[PipelineHello])
+            report = parse(message, REPORTS_AFTER[PipelineHello])
             with self._new:
                 self.messages.append(report)
                 if isinstance(report, Started):

@@ -22,7 +22,8 @@ from tests.sink.test_kafka import block, sink
 from tidegate.codec import registry
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.progress import SpanProgress
-from tidegate.sink.kafka import client, owner
+from tidegate.sink.kafka import client
+from tidegate.sink.kafka import owner_sink as owner
 from tidegate.sink.kafka.client import (
     ensure_progress_topic,
     ensure_topic,

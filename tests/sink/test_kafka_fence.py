@@ -18,7 +18,8 @@ from tests.sink.test_kafka import Grants
 from tests.sink.test_kafka_owner import event
 from tidegate.errors import Fenced
 from tidegate.model.progress import span_progress
-from tidegate.sink.kafka import owner, slot
+from tidegate.sink.kafka import owner_sink as owner
+from tidegate.sink.kafka import slot
 
 pytestmark = pytest.mark.integration
 
