@@ -468,6 +468,15 @@ def test_a_damaged_base_is_read_again(plain: History) -> None:
     assert bases.found(catalogues.folder) == [Base(ts, ts)]
 
 
+def test_a_base_of_another_format_is_removed_before_a_worker_chooses_it(plain: History) -> None:
+    folder, ts = plain.catalogues().folder, plain.stamps[4]
+    ours = (folder / Base(1, 1).name).read_bytes()
+    for base, content in ((Base(ts, ts + 1), ours[:4] + b"\2\0\0\0" + ours[8:]), (Base(ts + 2, ts + 2), b"")):
+        (folder / base.name).write_bytes(content)
+    plain.catalogues()
+    assert bases.found(folder) == [Base(1, 1)]
+
+
 def test_nobody_waits_for_a_catalogue_in_use_and_nothing_is_lost(plain: History) -> None:
     tracker = SchemaTracker.open(plain.catalogues(), rules_of(), 1)
     tracker.begin(1, 1)

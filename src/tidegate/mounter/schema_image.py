@@ -100,6 +100,12 @@ def map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+def is_of_this_format(path: Path) -> bool:
+    """Whether a file begins as an image of this format. Its content may still be damaged. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(8) == MAGIC + FORMAT.to_bytes(4, "little")
+
+
 def parse(data: Packed, cache: Parsed) -> Image:
     """The image in a file's bytes. Raises Undecodable if its index is damaged or of another format.
 

@@ -51,7 +51,7 @@ from tidegate.mounter import bases
 from tidegate.mounter.bases import Base
 from tidegate.mounter.catalogue import STEPS_MAX, Catalogue
 from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
-from tidegate.mounter.schema_image import Image, chunks
+from tidegate.mounter.schema_image import Image, chunks, is_of_this_format
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.tidb import keys
@@ -142,10 +142,18 @@ class Catalogues:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="catalogue")
         self._bases: tuple[Base, ...] = tuple(bases.found(self.folder))
         self._listing = threading.Lock()
+        # Workers choose a base by its name alone, so one that they could not read must not be there.
+        self._remove([base for base in self._bases if not self._is_readable(base)])
         # Weak references: a catalogue stays open while a changefeed reads it, however that changefeed ends.
         self._open: tuple[ReferenceType[Shared], ...] = ()
         self._keeping: Future[None] | None = None
         self._write_at = self._rename_at = float("-inf")
+
+    def _is_readable(self, base: Base) -> bool:
+        try:
+            return is_of_this_format(self.folder / base.name)
+        except OSError:
+            return False
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking work in the thread, after all work submitted before, and wait for its result."""
