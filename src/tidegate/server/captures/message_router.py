@@ -10,6 +10,7 @@ seconds.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable
 from typing import Final, assert_never
@@ -127,4 +128,10 @@ class MessageRouter:
 
 
 def _encoded(message: Message) -> bytes:
-    return orjson.dumps(to_json(message))
+    form = to_json(message)
+    try:
+        return orjson.dumps(form)
+    except TypeError:
+        # A text that is not UTF-8: an error may name a file whose name is not. It must be sent nevertheless,
+        # because the owner would otherwise never learn of the failure.
+        return json.dumps(form, ensure_ascii=False).encode("utf-8", "replace")

@@ -29,6 +29,8 @@ from tidegate.server.pulling.spans import OwnerOf
 
 LOG: Final = logging.getLogger(__name__)
 
+NAMES_MAX: Final = 10_000
+
 
 class OwnerDdl:
     """The owner's DDL of one changefeed. Lives in one asyncio loop."""
@@ -43,6 +45,8 @@ class OwnerDdl:
         self._looked_at = float("-inf")
         self._disagrees = False
         """Whether it was logged that a processor knows other DDL."""
+        self._names: dict[int, str] = {}
+        """The names that `name_of` has found."""
 
     @property
     def is_open(self) -> bool:
@@ -124,8 +128,15 @@ class OwnerDdl:
         self._disagrees = bool(words)
 
     def name_of(self, physical_id: int) -> str:
-        """`schema.table` of a table or partition; empty if it is not known, or not at the moment."""
-        return self._ddl.tracker.name_of(physical_id) if self._ddl is not None and self._ddl.is_open else ""
+        """`schema.table` of a table or partition, also of one that is gone; empty if it is not known yet."""
+        name = self._ddl.tracker.name_of(physical_id) if self._ddl is not None and self._ddl.is_open else ""
+        if not name:
+            # Usually another thread is using the catalogue now. The labels of metrics must not change for it.
+            return self._names.get(physical_id, "")
+        if len(self._names) >= NAMES_MAX:
+            self._names.clear()
+        self._names[physical_id] = name
+        return name
 
     def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
         """Tables that pass the rules but cannot be replicated: their number, and (name, reason) of some."""
