@@ -187,13 +187,13 @@ class Output(NamedTuple):
 
 TEXTS: Final = Layout(
     "key-value texts", "T_", "The constants of a message, see `kv_json.TEXTS`.",
-    ts=run("before the commit_ts"),
-    key=run("before the key"),
-    key_end=run("after the key"),
-    value=run("before a value"),
-    deleted=run("of a delete"),
-    value_end=run("after a value"),
-    expiry=run("before the expiry"),
+    ts=run("the text before the commit_ts"),
+    key=run("the text before the key"),
+    key_end=run("the text after the key"),
+    value=run("the text before a value"),
+    deleted=run("the text of a delete, instead of a value"),
+    value_end=run("the text after a value"),
+    expiry=run("the text before the expiry"),
 )  # fmt: skip
 T_TS, T_KEY, T_KEY_END, T_VALUE, T_DELETED, T_VALUE_END, T_EXPIRY = TEXTS.offsets()
 

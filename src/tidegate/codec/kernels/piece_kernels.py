@@ -45,17 +45,17 @@ ROW_KEY: Final = 38
 PIECE: Final = Layout(
     "piece", "P_", "A part of a key or value: a constant, then a value of one form.",
     const=pointer("its constant"),
-    length=signed("of the constant", "bytes"),
+    length=signed("size of the constant", "bytes"),
     form=signed("what follows the constant, see INT and the others"),
     cell=signed("the column's cell"),
     image=signed("0: the new image, 1: the old one"),
     param=signed("the form's parameter"),
     tail=signed("the short text behind the value"),
     null=signed("the short text that stands for NULL instead of both; LONG_NULL: it is at P_OPEN"),
-    null_back=signed("what that takes back of the constant", "bytes"),
+    null_back=signed("how much of the constant's end the text for NULL replaces", "bytes"),
     only_changed=signed("1: the value is left out when it is equal to the new image"),
-    open=pointer("what comes before the first such piece; with LONG_NULL what stands for NULL"),
-    open_length=signed("of that", "bytes"),
+    open=pointer("the text before the first such piece; with LONG_NULL the text that stands for NULL"),
+    open_length=signed("size of the text at P_OPEN", "bytes"),
 )  # fmt: skip
 PIECE_WORDS: Final = len(PIECE.fields)
 PIECE_BYTES: Final = PIECE.size

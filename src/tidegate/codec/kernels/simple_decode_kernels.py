@@ -57,7 +57,7 @@ HEAD: Final = Layout(
     current=signed("the sum of the new image; -1: none"),
     previous=signed("the sum of the old image; -1: none"),
     names=pointer("its schema and table"),
-    names_size=signed("of these", "bytes"),
+    names_size=signed("size of both names, with their lengths", "bytes"),
     table_id=signed("its table's id"),
     version=signed("its table's version"),
 )  # fmt: skip
@@ -73,9 +73,9 @@ _NO_SUM, _SUMMED = 0, 2
 COLUMN: Final = Layout(
     "simple column", "C_", "A column of simple's plan.",
     name=pointer("its name"),
-    size=signed("of the name", "bytes"),
+    size=signed("size of the name", "bytes"),
     form=signed("what it is, see SIGNED and the others"),
-    next=signed("of the n-th, the column whose name is the n-th in the order of their bytes"),
+    next=signed("of the n-th column: the number of the column whose name is the n-th in byte order"),
 )  # fmt: skip
 COLUMN_WORDS: Final = len(COLUMN.fields)
 COLUMN_BYTES: Final = COLUMN.size

@@ -47,7 +47,7 @@ SET: Final = Layout(
     entries=pointer("a PIECE for each member"),
     generation=signed("counts objects"),
     tail=pointer("the text after each value"),
-    tail_length=signed("of that", "bytes"),
+    tail_length=signed("size of the text after each value", "bytes"),
 )  # fmt: skip
 SET_WORDS: Final = len(SET.fields)
 (

@@ -51,7 +51,7 @@ _COLUMN: Final = COLUMN.size
 SUMS: Final = Layout(
     "digest sums", "S_", "The digests of texts, added up half by half.",
     begun=word("the state with which a text's first half begins"),
-    other_begun=word("likewise its second half"),
+    other_begun=word("the state with which a text's second half begins"),
     total=word("the sum of the first halves"),
     other_total=word("the sum of the second halves"),
 )  # fmt: skip

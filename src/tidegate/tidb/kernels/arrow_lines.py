@@ -102,7 +102,7 @@ HIGH_AT: Final = 8 * int(Word.HIGH)
 ELEMENT: Final = Layout(
     "element", "ELEMENT_", "An element of an enum or set.",
     name=pointer("its name"),
-    size=signed("of the name", "bytes"),
+    size=signed("size of the name", "bytes"),
 )  # fmt: skip
 ELEMENT_NAME, ELEMENT_SIZE = ELEMENT.offsets()
 ELEMENT_BYTES: Final = ELEMENT.size
