@@ -116,12 +116,12 @@ VERDICTS = {
     ),
     "trouble": (
         seen(last=said(trouble="no watermark")),
-        "waits for the end of a trouble: no watermark",
+        "waits for a problem to end: no watermark",
         False,
     ),
     "trouble with a partition": (
         seen(last=said(0.5, True, "no watermark", part(0, 1), part(1, 50))),
-        "waits for the end of a trouble: no watermark; it needs a newer watermark of t/1: the last is 50 s",
+        "waits for a problem to end: no watermark; it needs a newer watermark of t/1: the last is 50 s",
         False,
     ),
     "no broker": (

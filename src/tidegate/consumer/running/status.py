@@ -266,7 +266,7 @@ def _waits_for(
     behind = held_back_by(partitions, now_ms)
     if fresh is not None and fresh.trouble:
         more = f"; it needs {behind}" if behind else ""
-        return True, f"the end of a trouble: {fresh.trouble}{more}"
+        return True, f"a problem to end: {fresh.trouble}{more}"
     if seen.broker:
         return True, f"the broker: {seen.broker}"
     if silent_s is not None:
