@@ -212,7 +212,7 @@ def run(
         float | None,
         typer.Option(
             min=0.0,
-            help="Change log: the hours for which changes stay, by their commit ts; default: for ever.",
+            help="Change log: the hours for which changes stay, by their commit ts; default: forever.",
             show_default=False,
         ),
     ] = None,

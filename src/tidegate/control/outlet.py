@@ -2,7 +2,8 @@
 
     closed --sink open--> free --operation given--> busy --durable--> free
 
-Only one operation is under way at any time. Whatever happens to the sink, the next journal says what is out.
+Only one operation is under way at any time. Whatever happens to the sink, the next journal says what was
+sent.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class OnOutlet(StrEnum):
 _ANY: Final = tuple(Outlet)
 
 OUTLET: Final = Transitions(
-    Row((Outlet.CLOSED, Outlet.FREE), OnOutlet.OPENED, Outlet.FREE, effect="its journal says what is out"),
-    Row((Outlet.BUSY,), OnOutlet.OPENED, Outlet.BUSY, effect="its journal says what is out"),
+    Row((Outlet.CLOSED, Outlet.FREE), OnOutlet.OPENED, Outlet.FREE, effect="its journal says what was sent"),
+    Row((Outlet.BUSY,), OnOutlet.OPENED, Outlet.BUSY, effect="its journal says what was sent"),
     Row(
         (Outlet.FREE,),
         OnOutlet.SENT,
