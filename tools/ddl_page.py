@@ -58,12 +58,12 @@ durable checkpoint of every changefeed is past them, `retention` included.
 
 ## The jobs
 
-Every statement goes out *restored*, as TiCDC sends it: parsed with the session's sql_mode and character set, and
+Every statement is sent *restored*, as TiCDC sends it: parsed with the session's sql_mode and character set, and
 written again with names in backquotes, words in upper case, strings in single quotes with their character set,
 what only TiDB knows in special comments (`/*T![clustered_index] CLUSTERED */`), placement left out and TTL
-switched off. "As written" is the user's statement, restored. One that cannot be read goes out as the user wrote it,
+switched off. "As written" is the user's statement, restored. One that cannot be read is sent as the user wrote it,
 and the log of the server names it in a warning. Where the text that TiDB restores would be another statement (a
-backslash in the comment of a table, `CHAR()`, `MOD()` next to an operator), the statement that ran goes out, in words
+backslash in the comment of a table, `CHAR()`, `MOD()` next to an operator), the statement that ran is sent, in words
 that MySQL and MariaDB understand. Filters see the user's own text.
 
 ## In a header

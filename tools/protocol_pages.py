@@ -281,7 +281,7 @@ A delete has the columns of the handle key, or all columns if the table has no k
 
 {_shown(gone)}
 `ts` is the commit ts, `unique` is true for the columns of the handle key. An update has no old values, so an update
-that changes a unique key goes out as a delete and an insert, and `output-raw-change-event` and `force-replicate` are refused.
+that changes a unique key is sent as a delete and an insert, and `output-raw-change-event` and `force-replicate` are refused.
 
 | value | JSON |
 |---|---|

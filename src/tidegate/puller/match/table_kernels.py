@@ -139,7 +139,7 @@ FREE, SCANNING, LIVE, STOPPED = range(4)
 """States of a registration: unused; until INITIALIZED; after it; ended: its rows are ignored."""
 
 CHANGE: Final = Layout(
-    "change", "O_", "A completed change that goes out; key and values are in a message or an arena.",
+    "change", "O_", "A completed change that is passed on; key and values are in a message or an arena.",
     commit=word("its commit_ts", "ts"),
     start=word("its start_ts", "ts"),
     op=word("OP_PUT or OP_DELETE"),
