@@ -151,6 +151,7 @@ class _Fitting:
         for (one, is_claimed), partition in zip(sent, partitions, strict=True):
             grown = size + len(one.key) + len(one.value) + 2 * LENGTH_BYTES
             is_full = len(held) >= options.max_batch_size or grown > most
+            # A row in the storage has a message of its own, so the batch before it ends, and the order stays.
             if held and (partition != to or is_full or is_claimed):
                 found.append(_batch(held, to))
                 held, size = [], 0

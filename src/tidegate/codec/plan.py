@@ -165,6 +165,8 @@ class EncodePlan:
 
     def release(self, bound: Bound) -> None:
         """Take back a plan that its encoder no longer uses."""
+        # The next encoder must not continue where this one stopped. All other words are the same for every
+        # block.
         bound.job[_STATE] = 0
         self.spare.append(bound)
 
@@ -294,6 +296,7 @@ class Writer:
 
     def end(self) -> None:
         """Finish the key, or an operation."""
+        # The text held back belongs here. Otherwise the next operation would begin with it.
         self.flush()
         self.first.append(len(self.pieces))
 
@@ -342,6 +345,8 @@ class Writer:
             sum(self.rooms[self.first[number] : self.first[number + 1]]) for number in (KEY, *OPERATIONS)
         ]
         key_bound = _fixed(parts[KEY], sizes) + rooms[KEY] + job_kernels.KEY_SLACK if len(parts[KEY]) else 0
+        # The keys of batches go to a part of the buffer of their own, which `blocks` sizes by the number of
+        # rows.
         own = 0 if framed else key_bound
         forms = [shape.form for shape in shapes]
         if growing is None:

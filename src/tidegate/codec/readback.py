@@ -277,6 +277,8 @@ class _Comparison:
     def _take_bad(self, bad: BadMessage) -> None:
         first = int(self._first[bad.offset])
         for row in self._rows[first : first + int(self._messages.rows[bad.offset])].tolist():
+            # A reduced row is not in its message by design. A text that is not UTF-8 cannot be read back by
+            # any reader.
             if not self._seen[row] and bad.reduced_ts is None and not self._has_bad_text(row):
                 self._findings[row] = "", f"its message cannot be read back: {bad.why}"
             self._seen[row] = True

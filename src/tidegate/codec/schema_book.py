@@ -52,6 +52,7 @@ class SchemaBook:
     def add(self, number: int, schema: str, subject: str | None = None) -> None:
         """Add a schema's id, and the subject under which it is registered, if known."""
         _keep(self._schemas, number, schema)
+        # The id was only late: its producer has registered it since.
         self._absent.pop(number, None)
         if subject is not None:
             _keep(self._ids, Subject(subject, schema), number)
@@ -118,6 +119,7 @@ def look_up_missing(book: SchemaBook, registry: SchemaRegistry, numbers: Iterabl
     """
     missing = [number for number in numbers if book.schema_of(number) is None]
     asked = absent = 0
+    # False sorts first: ids that were never asked for come before those that the registry did not have.
     for number in sorted(missing, key=book.is_absent):
         if absent == MAX_ABSENT:
             break

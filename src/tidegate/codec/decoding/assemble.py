@@ -224,6 +224,7 @@ def member(found: dict[str, Any], name: str, kind: type, default: Any = _REQUIRE
         if default is _REQUIRED:
             raise DecodeError(f"member {name!r} is missing")
         return default
+    # In Python a bool is an int, but JSON's true is no number.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise DecodeError(f"member {name!r} is {type(value).__name__}, not {kind.__name__}")
     return value

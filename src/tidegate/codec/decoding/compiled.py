@@ -140,6 +140,8 @@ class Routes:
         chains: dict[int, int] = {}
         for number, template in enumerate(templates):
             hashed = self._hash(template)
+            # All templates of a table have one hash, and tables may share one. The kernel tries each in the
+            # chain.
             following[number] = chains.get(hashed, -1)
             chains[hashed] = number
         places = 4

@@ -82,6 +82,7 @@ def _merge(tables: list[DecodedTable]) -> DecodedTable:
         return tables[0]
     offset = np.concatenate([table.offset for table in tables])
     seq = np.concatenate([table.seq for table in tables])
+    # The parts come from several decoders, so their rows alternate. Rows must stay in the order of the topic.
     order = np.lexsort((seq, offset))
     first = tables[0]
     return DecodedTable(

@@ -53,6 +53,8 @@ def check(
     """Raise DecodeError, which names the row, unless its cells give the sum in its message."""
     choices = [cell_bytes(kind_of(column), cell, zone) for column, cell in zip(columns, cells, strict=True)]
     found = [crc32(b"".join(one)) for one in islice(product(*choices), MAX_CHOICES)]
+    # U+FFFD replaces bytes that the message's text could not hold. The sum is over those bytes, so it cannot
+    # be computed here, and the row is not refused.
     if stated in found or any(isinstance(cell, str) and "\ufffd" in cell for cell in cells):
         return
     key = ", ".join(
@@ -68,6 +70,8 @@ def cell_bytes(kind: Kind, cell: Any, zone: str) -> tuple[bytes, ...]:
     """The bytes that a cell adds to the sum: two choices for a TIMESTAMP in an hour that occurs twice."""
     try:
         if kind is Kind.FLOAT and cell is not None:
+            # The sum is over the number that 32 bits hold. The short text of a FLOAT names another number of
+            # 64 bits.
             cell = float(np.float32(cell))
         if kind is not Kind.TIMESTAMP or cell is None or zone.upper() == "UTC":
             return (column_bytes(kind, cell),)
@@ -93,6 +97,8 @@ def matching(
         try:
             found = arrow_checksum.sums(image, kinds, zone)
         except (TidegateError, ValueError):
+            # Some value has no sum. `check` looks at one row at a time and refuses only the rows with such
+            # values.
             sound &= stated < 0
             continue
         sound &= (stated < 0) | (found == stated)

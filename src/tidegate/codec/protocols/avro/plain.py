@@ -159,6 +159,7 @@ class AvroEncoder:
         members = value_members(table, options)
         value = schema_header(of_value, options) + self._columns(table, image, members)
         if options.avro_include_before_value:
+            # A delete has its row as the main image and once more here: both are its old image.
             value += HAS_NONE if row.old is None else HAS_BEFORE + self._columns(table, row.old, members)
         if options.extension:
             value += sized(OPERATIONS[DELETE if row.is_delete else INSERT if row.is_insert else UPDATE])
@@ -474,4 +475,5 @@ def _position(field: Field, name: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _positions(allowed: tuple[str, ...]) -> dict[str, int]:
+    # Reversed, so that of equal names the first one keeps its number.
     return {name: number + 1 for number, name in reversed(list(enumerate(allowed)))}

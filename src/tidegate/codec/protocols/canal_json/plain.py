@@ -115,6 +115,8 @@ def cell_json(column: Column, value: Value) -> bytes:
         return b"null"
     text = value_text(column.kind, value)
     if is_binary(column):
+        # As canal does: each byte becomes the character with its number (ISO 8859-1), so JSON can hold any
+        # bytes.
         text = text.decode("latin-1").encode()
     return easy_string(text)
 
@@ -211,6 +213,7 @@ class CanalJsonEncoder:
         """A watermark; None without the TiDB extension, of which it is a member."""
         if not self._options.enable_tidb_extension:
             return None
+        # Go leaves out a 0 (omitempty). The decoder reads a member that is absent as 0.
         tail = b',"_tidb":{"watermarkTs":%d}' % ts if ts else b',"_tidb":{}'
         value = _plain("", "", b"false", WATERMARK, physical_ms(ts), build_ms, "", tail)
         return Message(None, self._compressed(value))
@@ -333,6 +336,7 @@ def _row(body: dict[str, Any], kind: str, ts: int, offset: int) -> tuple[RowKey,
         # Columns that the before image leaves out did not change.
         former = [_value(c, old[c.name]) if c.name in old else cells[i] for i, c in enumerate(columns)]
     row_key = RowKey(member(body, "database", str), member(body, "table", str), None, columns)
+    # A delete has its row in `data`, so these cells are the old image.
     if op == DELETE:
         return row_key, (op, ts, offset, 0, None, cells)
     return row_key, (op, ts, offset, 0, cells, former)

@@ -148,6 +148,7 @@ def _elements(form: Form, parameters: dict[str, Any]) -> tuple[str, ...]:
     allowed = parameters.get("allowed")
     if not isinstance(allowed, str):
         raise DecodeError("an enum or set does not list its elements")
+    # The names of a set have no commas: its values are lists with commas, so MySQL refuses such names.
     if form is Form.SET:
         return tuple(allowed.split(","))
     # A comma inside an element is preceded by a backslash.

@@ -31,6 +31,7 @@ ZONED: Final = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d(?:\.\d{1,6})?)Z")
 
 def days(parts: Parts) -> int | None:
     """The day's number; None for a date that does not exist in the calendar."""
+    # As Debezium's `enable.time.adjuster`: a year of one or two digits is one of 1970 to 2069.
     year = parts.year + (2000 if parts.year < 70 else 1900 if parts.year < 100 else 0)
     try:
         return date(year, parts.month, parts.day).toordinal() - UNIX_DAY

@@ -144,6 +144,7 @@ def names_of(column: Column, number: int) -> str:
 
 def null_json(column: Column) -> bytes:
     """The JSON for NULL: the column's default, if it has one."""
+    # As TiCDC does, although a reader cannot tell such a NULL from the default (`Loss.DEFAULT`).
     return schema.value_of_default(column) or b"null"
 
 
@@ -326,6 +327,7 @@ def _row(
     row_key = RowKey(member(origin, "db", str), member(origin, "table", str), None, columns)
     if op == DELETE:
         return row_key, (op, ts, offset, 0, None, cells)
+    # Without old values (`output-old-value`) an update has only its new row, as an insert has.
     if op == INSERT or not before:
         return row_key, (INSERT, ts, offset, 0, cells, None)
     if before.keys() != after.keys():

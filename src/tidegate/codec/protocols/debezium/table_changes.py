@@ -183,6 +183,7 @@ def _length(column: Column) -> int:
     if code == _ENUM:
         return 1
     if code in (1, 2, 3, 9) and column.unsigned:
+        # The default display width has a place for the sign: int(11), but int(10) unsigned.
         usual -= 1
     measured = code in (_BIT, 15, 254, 253, _VECTOR, 1, 2, 3, 8, 9, *_FLOATS)
     return column.flen if measured and column.flen != usual else -1

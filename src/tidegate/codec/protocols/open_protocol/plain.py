@@ -108,6 +108,7 @@ def value_json(column: Column, flag: int, value: Value, flavour: str) -> bytes:
     if isinstance(value, bytes):
         if column.mysql_type in BLOB_TYPES:
             return b'"' + base64.b64encode(value) + b'"'
+        # Bytes need not be UTF-8, so TiCDC sends them as Go's quoted text, inside a JSON string.
         return string(go_quote(value) if flag & BINARY_FLAG else value)
     if isinstance(value, str):
         return string(value.encode())
@@ -192,6 +193,7 @@ class OpenProtocolEncoder:
         parts = [b'{"ts":%d' % row.commit_ts]
         parts += [b',"scm":' + std_string(table.schema.encode())] if table.schema else []
         parts += [b',"tbl":' + std_string(table.table.encode())] if table.table else []
+        # The classic flavour leaves out members that are 0 or empty (Go's omitempty), here and above.
         parts += [b',"rid":%d' % row.handle] if row.handle else []
         parts += [b',"ptn":%d' % row.physical_id] if table.partitions else []
         return b"".join(parts) + b',"t":1' + reduced_mark(location) + b"}"
@@ -345,6 +347,7 @@ def _row(meta: dict[str, Any], ts: int, text: bytes, offset: int, seq: int) -> t
         raise ReducedError(name, ts, member(meta, "ccl", str, ""))
     body = json_object(text, "value")
     new, before, deleted = (_cells(body, name) for name in ("u", "p", "d"))
+    # As in TiCDC's decoder: a delete is known by `d` alone, and an insert is an update without `p`.
     if deleted:
         op, shown, old = DELETE, deleted, deleted
     elif new:
@@ -354,6 +357,7 @@ def _row(meta: dict[str, Any], ts: int, text: bytes, offset: int, seq: int) -> t
     else:
         raise DecodeError("a row without any column")
     columns = tuple(_wire_column(name, cell) for name, cell in shown.items())
+    # Otherwise a cell of the old image would belong to no column of the table that is made of the row.
     if any(name not in shown for name in before):
         raise DecodeError("the before image has columns that the after image has not")
     row_key = RowKey(member(meta, "scm", str, ""), member(meta, "tbl", str, ""), meta.get("ptn"), columns)

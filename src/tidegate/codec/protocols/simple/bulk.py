@@ -111,6 +111,7 @@ class SimpleBulkDecoder:
                 if not len(rows):
                     break
             left.append(rows)
+        # Sorted, so that the other decoder gets the messages in the order of the topic.
         rest = np.sort(np.concatenate(left))
         if len(rest):
             parts.append(self._otherwise.decode(messages.subset(rest)))

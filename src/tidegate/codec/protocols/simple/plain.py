@@ -105,6 +105,8 @@ class SimpleDecoder:
         later.
         """
         for one in _definitions(value, self._zone):
+            # Both entries: rows of partitions are read by the one under 0, so another table there changes
+            # their meaning.
             known = [self._known.get((one.schema, one.table, one.version, id_)) for id_ in (one.table_id, 0)]
             self.redefined += any(before not in (None, one) for before in known)
             self._keep(one)

@@ -166,6 +166,7 @@ def _message(
         decoded.ddls.append(DdlMessage(ts, query, None, schema, table, header, offset))
         return []
     update, delete = member(body, UPDATE_MEMBER, dict, {}), member(body, DELETE_MEMBER, dict, {})
+    # With both, or with neither, it is not known which of its images the row has.
     if bool(update) == bool(delete):
         raise DecodeError("a row has the columns of an update, or of a delete")
     cells = update or delete
