@@ -111,6 +111,8 @@ class Collector:
             applied.set()
 
         self._raftstore.propose(Command(0, batch, on_applied=then))
+        # One command at a time: after a failure nothing newer may be removed, because of the order in
+        # `_obsolete_writes`.
         applied.wait()
         if failed[0] is not None:
             raise failed[0]

@@ -37,6 +37,8 @@ def _options() -> Options:
     options.set_write_buffer_size(_WRITE_BUFFER)
     options.set_max_background_jobs(2)
     options.set_compression_type(DBCompressionType.lz4())
+    # All column families share one log. One that is seldom written, such as META, would keep old parts of it,
+    # so RocksDB writes that family out at this size.
     options.set_max_total_wal_size(4 * _WRITE_BUFFER)
     options.set_keep_log_file_num(2)
     return options
@@ -143,6 +145,7 @@ class Engine:
             self._db.write(batch)
 
     def _empty(self, batch: WriteBatch, cf: int, start: bytes, end: bytes) -> None:
+        # A range deletion of RocksDB needs an end, so the last key that exists gives one.
         if not end:
             cursor = self.cursor(cf)
             cursor.seek_to_last()

@@ -198,6 +198,8 @@ def _decode_lock(data: bytes) -> Lock:
         if at == end:
             return Lock(data[0], primary, start_ts, ttl, short)
     tail = data[at:]
+    # A long tail names the secondaries of an async commit. Only one lock of the transaction has it, so a
+    # cache would keep it in vain.
     fields = _cached_lock_fields(tail) if len(tail) <= _TAIL_CACHED_MAX else _lock_fields(tail)
     return Lock(data[0], primary, start_ts, ttl, short, *fields)
 

@@ -210,6 +210,7 @@ class EmbeddedUpstream:
         self._collector.start()
         self._splitter.start()
         self._heartbeats.start()
+        # Last: a client that reaches PD must find stores that serve.
         self.pd_members.serve(handlers, pages.get)
         addresses = tuple(store.address for store in self.stores.all())
         return Addresses(self.pd_addr, addresses[0], self.cluster_id, addresses)

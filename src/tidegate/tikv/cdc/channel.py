@@ -154,6 +154,8 @@ class Channel:
             if not of.stopped:
                 of.stopped = True
                 if event is not None and not self._closed:
+                    # Whatever the quota says: a client that does not get this error would wait for a region
+                    # that sends nothing.
                     self._push(event, EVENT_OVERHEAD)
             self._changed.notify_all()
 

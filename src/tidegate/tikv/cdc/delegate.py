@@ -189,6 +189,7 @@ class Delegate:
             last = bisect.bisect_left(self._bounds, each.end) if each.end else len(self._bounds)
             for segment in self._segments[first:last]:
                 segment.append(each)
+        # A new object, because threads that commit read the former one without a lock.
         self.announced = Announced(self._bounds, self._segments)
 
     def resolve(self, min_ts: int) -> None:
@@ -222,6 +223,8 @@ class Delegate:
                     # prewrite, so it gets a row. `locked_by` is asked before `track` removes the lock.
                     if not lock_ts and row is None:
                         mine = _silent_rollback(key, downstream.resolver.locked_by(key))
+                    # Also if the row is filtered below: a lock whose row is not sent holds the resolved ts
+                    # back as well.
                     if not downstream.resolver.track(key, lock_ts, is_large):
                         congested[downstream] = None
                 if mine is not None and (not txn_source or downstream.wants(txn_source)):
@@ -332,6 +335,7 @@ def _on_one_pc(
         return None
     commit_ts = keys.version_of(key)
     new = long_values.get(user, b"") if short is None else short
+    # Below commit_ts, because the record is in the engine already, and a read at commit_ts would find it.
     old = old_values.before(user, commit_ts - 1)
     return user, committed_row(user, commit_ts, write, new, old), None, write.txn_source, False, False
 

@@ -213,6 +213,8 @@ class Endpoint:
             event = pb.Event(region_id=request.region_id, request_id=request.request_id, error=region)
             connection.channel.put_error(wire.framed(event))
             return
+        # A checkpoint beyond PD's time is not believed: max_ts would rise to it, and with it every later
+        # commit ts.
         if self._is_past(request.checkpoint_ts):
             # A transaction that chooses its commit ts from now on gets one above the client's checkpoint.
             self._concurrency.update_max_ts(request.checkpoint_ts)

@@ -180,6 +180,7 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
             continue
         write, short = split(record)
         kind = write.kind
+        # A Lock or Rollback record changes no value, so the old value of the version above is further down.
         if kind != mvcc.KIND_PUT and kind != mvcc.KIND_DELETE:
             continue
         if short is None and kind == mvcc.KIND_PUT:

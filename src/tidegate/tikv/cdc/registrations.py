@@ -66,6 +66,8 @@ class Registrations:
         # First, so that nothing more is sent for a downstream that is about to disappear from the lists.
         downstream.channel.fail(downstream, None if error is None else downstream.error(error))
         region_id = downstream.region.id
+        # By identity: a scan that failed drops its downstream once more, and the client may have registered
+        # again by then.
         if downstream.home.get((downstream.request_id, region_id)) is downstream:
             del downstream.home[downstream.request_id, region_id]
         delegate = self.delegates.get(region_id)

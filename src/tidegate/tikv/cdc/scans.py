@@ -91,6 +91,8 @@ class Scans:
         except initializer.CongestedError:
             self._queue_task(lambda: self._registrations.congest(downstream))
         except Exception:
+            # The client gets an error it knows, and registers again. Without one it would wait for
+            # INITIALIZED for ever.
             failed = True
             _log.exception("incremental scan failed", extra={"region_id": downstream.region.id})
         finally:

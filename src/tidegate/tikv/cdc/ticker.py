@@ -92,6 +92,7 @@ class Ticker:
             if time.monotonic() - watched_at >= self.watchdog.interval_s:
                 watched_at = time.monotonic()
                 self._queue_task(lambda: self._registrations.end_stuck(self.watchdog.idle_s))
+            # Without a registration nobody gets a mark, so no timestamp is drawn.
             if not self._registrations.delegates or self._faults.resolved_frozen:
                 continue
             done = threading.Event()

@@ -86,6 +86,7 @@ class SafePoints:
         It may be below the safepoints of other services, but not below `txn_safe_point`.
         """
         with self._mutex:
+            # Expired services are forgotten first, so that they neither stay stored nor hold anything.
             self._alive(now_ts)
             if ts < self.txn_safe_point:
                 return None

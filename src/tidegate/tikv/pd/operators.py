@@ -205,6 +205,7 @@ class Operators:
         region = region_change.present(table, region_id)
         up = self._stores.up()
         alive = [store_id for store_id in region.voters if store_id in up]
+        # The first one that is up: in a joint state `voters` has those last that will be demoted.
         return region_change.transfer(region, alive[0] if region.has_quorum(up) else 0)
 
     def _led(self, table: RegionTable, region_id: int) -> Region:

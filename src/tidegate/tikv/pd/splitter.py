@@ -53,6 +53,7 @@ def by_size(engine: Engine, region: Region, split_bytes: int) -> list[bytes]:
         total += more
     if total < split_bytes * 3 // 2:
         return []
+    # A rest of less than half a part stays with the part before it.
     return found[:-1] if found and size < split_bytes // 2 else found
 
 

@@ -85,6 +85,7 @@ class _Committer:
         lock, short = self._shapes.split(stored)
         if lock.start_ts != start_ts:
             return False
+        # By identity: `LockShapes` returns the same object while only keys and short values differ.
         if lock is not self._last:
             self._begin(key, lock)
         if not self._is_above_all and lock.is_data() and self._commit_ts <= self._announced(key):
@@ -100,6 +101,8 @@ class _Committer:
     def _begin(self, key: bytes, lock: Lock) -> None:
         """Check and encode the parts that locks like this one share."""
         floor = max(lock.min_commit_ts, lock.start_ts + 1)
+        # A reader at a ts below min_commit_ts has passed the lock. A commit at or below that ts would change
+        # what it has read.
         if self._commit_ts < floor:
             raise _expired(keys.decode(key), lock.start_ts, self._commit_ts, floor)
         self._last = lock
@@ -183,6 +186,7 @@ def rollback_lock(reader: MvccReader, key: bytes, lock: Lock, changes: list[Chan
     if lock.kind == mvcc.KIND_PUT and lock.short_value is None:
         changes.append((mvcc.DEFAULT, keys.versioned(key, lock.start_ts), None))
     changes.append((mvcc.LOCK, key, None))
+    # None for the other lock: a key has one lock, and it is the one that is removed here.
     make_rollback(reader, key, lock.start_ts, reader.record_of(key, lock.start_ts), None, changes, protect)
 
 
@@ -209,6 +213,8 @@ def make_rollback(
     overlap = record.overlap
     if overlap is not None:
         if protect:
+            # The fence names the next version. If GC has removed that one, a record that is written again
+            # here could be read as the newest (`MvccReader.is_valid`).
             flagged = overlap._replace(overlapped_rollback=True, gc_fence=record.next_data_ts)
             changes.append((mvcc.WRITE, keys.versioned(key, start_ts), mvcc.encode_write(flagged)))
         return

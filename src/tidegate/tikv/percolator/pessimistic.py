@@ -92,6 +92,8 @@ def _lock(
     conflict_ts = 0
     if before is None:
         conflict_ts = _check_newer(reader, request, raw, key, force)
+        # The value is read, and the lock is written, as of the commit that is accepted. Otherwise the client
+        # would continue with a value that is outdated.
         at = max(at, conflict_ts)
     elif before.start_ts != start_ts:
         raise _BlockedError(key, raw, before)

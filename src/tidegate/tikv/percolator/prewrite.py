@@ -61,6 +61,8 @@ def prewrite(
             try:
                 writer.check(index, mutation, encoded[index])
             except RefusedError as refused:
+                # Locks of all keys are collected, so that the client resolves them in one round. Any other
+                # refusal ends the request, so the first one suffices.
                 if not refused.error.HasField("locked"):
                     raise
                 blocked.append(refused.error)
@@ -237,11 +239,15 @@ class _Prewriter:
     def _skips_constraints(self, action: Action) -> bool:
         if not self._for_update_ts:
             return bool(self._request.skip_constraint_check)
+        # A repeated request may come after its transaction was committed and its locks are gone. Without the
+        # check it would lock the key again.
         return action == _SKIP and not self._is_retry
 
     def _check_newer(self, raw: bytes, key: bytes, newest: Newest, action: Action) -> None:
         commit_ts, write = newest
         reasons = pb.WriteConflict
+        # Another transaction may have committed at exactly this ts. Then only the flag says that ours is
+        # rolled back.
         if commit_ts == self._start_ts and (write.kind == mvcc.KIND_ROLLBACK or write.overlapped_rollback):
             raise conflict(self._request, raw, commit_ts, write, reasons.SelfRolledBack)
         reason = None
@@ -316,6 +322,8 @@ class _Prewriter:
             return None  # an earlier attempt of this request has fallen back
         request = self._request
         assert self._concurrency is not None
+        # Above for_update_ts as well: the locked keys may have versions up to that ts, which this commit must
+        # follow.
         floor = max(self._start_ts + 1, self._for_update_ts + 1, request.min_commit_ts)
         secondaries = None if self._one_pc else ()
         shown = Lock(

@@ -117,6 +117,8 @@ def check_secondary_locks(
             changes.append((mvcc.LOCK, key, None))
         if record.is_committed():
             return CommandOutcome(pb.CheckSecondaryLocksResponse(commit_ts=record.commit_ts), changes)
+        # The rollback is protected: it decides the transaction, as the answer says, and no later rollback may
+        # collapse it.
         if not record.is_rolled_back():
             make_rollback(reader, key, request.start_version, record, None if own else lock, changes, True)
         return CommandOutcome(pb.CheckSecondaryLocksResponse(), changes)

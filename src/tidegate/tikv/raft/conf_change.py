@@ -127,6 +127,8 @@ def _learner(region: Region, peer: Peer | None, store_id: int, joint: bool, new_
         return Peer(new_id(), store_id, Role.LEARNER)
     if peer.role is Role.LEARNER:
         raise InvalidInput(f"region {region.id} has a learner on store {store_id} already")
+    # In a joint change the leader may be demoted: it still leads, and `leave_joint` refuses until it has
+    # transferred.
     if not joint:
         _follows(region, store_id)
     return peer._replace(role=Role.DEMOTING_VOTER if joint else Role.LEARNER)

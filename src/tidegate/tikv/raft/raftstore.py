@@ -280,6 +280,7 @@ class Raftstore:
 
     def _observe(self, commands: list[Command]) -> None:
         self.active_at = time.monotonic()
+        # A copy, because stores that start or stop change the dict in their own threads.
         for observer in list(self.observers.values()):
             observer.on_applied(commands)
 

@@ -101,6 +101,8 @@ def prepare_merge(source: Region, target: Region) -> RegionChange:
             f"regions {source.id} and {target.id} have voters and learners on different stores",
             fix="make them alike first (`region peers`)",
         )
+    # conf_ver rises too, as in TiKV, so that a change of peers that was requested before is refused during
+    # the merge.
     now = replace(source, version=source.version + 1, conf_ver=source.conf_ver + 1, merging=target.id)
     return RegionChange(CommandKind.PREPARE_MERGE, (source,), (now,))
 

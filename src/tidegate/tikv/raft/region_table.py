@@ -98,6 +98,7 @@ class RegionTable:
         assert all(left.end == right.start for left, right in pairwise(new))
         ids = {number: region for number, region in by_id.items() if number not in old}
         ids |= {region.id: region for region in new}
+        # A new object in one assignment: readers take no lock, and must see starts and regions of one moment.
         self.state = RegionState(
             (*regions[:first], *new, *regions[last:]),
             [*starts[:first], *(region.start for region in new), *starts[last:]],
@@ -167,6 +168,7 @@ class RegionTable:
         found = [region.message]
         state = self.state
         at = bisect.bisect_right(state.starts, region.start) - 1
+        # Each part that was split off has raised the version by one, so there are no more parts than that.
         for _ in range(max(0, min(region.version - version, at))):
             at -= 1
             if state.regions[at].version <= version:

@@ -169,6 +169,8 @@ class RawKv:
             return decide(self._engine, ts)
 
         def then(response: Any, error: Exception | None) -> None:
+            # Not before the write is applied: a resolved ts above the version would reach CDC before the
+            # version's row.
             for each in hold:
                 self._concurrency.end_hold(each)
             answer(response, error)
@@ -207,6 +209,8 @@ class RawKv:
         self._check_ttl(ttls)
 
         def make(ts: int) -> list[Change]:
+            # The last pair of a key counts. All pairs get one ts, so two versions of a key would have one
+            # stored key.
             pairs = dict(zip(stored, zip(request.pairs, ttls, strict=True), strict=True))
             return [self._put_change(key, pair.value, ttl, ts) for key, (pair, ttl) in pairs.items()]
 

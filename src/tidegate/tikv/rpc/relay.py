@@ -256,6 +256,7 @@ class Relay:
         connection = Connection(self, client)
         self._connections.add(connection)
         self.watch(connection)
+        # Further ones wait in the kernel's backlog until one ends (`forget`).
         if len(self._connections) >= CONNECTIONS_MAX:
             self._accepting = False
             self._selector.unregister(self._listener)

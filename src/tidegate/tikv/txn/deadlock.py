@@ -55,6 +55,7 @@ class DeadlockDetector:
             if chain is None:
                 self._edges.setdefault(edge.txn, []).append(edge)
                 return None
+        # The key that the victim itself has locked: it is what the last transaction of the chain waits for.
         last = chain[-1] if chain else edge
         return pb.Deadlock(
             lock_ts=edge.holder,
@@ -88,6 +89,8 @@ class DeadlockDetector:
     def done(self, edge: Edge) -> None:
         """Remove an edge, because its wait has ended."""
         with self._mutex:
+            # By identity: two requests of a transaction may wait for one holder at one key, and only one wait
+            # has ended.
             left = [each for each in self._edges.get(edge.txn, ()) if each is not edge]
             if left:
                 self._edges[edge.txn] = left

@@ -86,6 +86,7 @@ class Flashback:
             for key, lock in snapshot.locks_in(self._engine, what.start, what.end)
             if lock.start_ts != request.start_ts
         )
+        # From the start of the range each time: the locks of the last batch are gone.
         batch = list(islice(found, decisions.BATCH_KEYS))
         if not batch:
             self._lock(what, request, answer)
@@ -111,6 +112,7 @@ class Flashback:
         region, commit_ts = what.region, request.commit_ts
         first = self._first(what, request.start_ts)
         if region.flashback != request.start_ts:
+            # A repeated request, whose first attempt has finished, gets the answer that was lost.
             if not region.flashback and first is not None and self._is_done(first, request):
                 answer(pb.FlashbackToVersionResponse(), None)
                 return

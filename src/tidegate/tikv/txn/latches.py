@@ -51,6 +51,8 @@ class Latches(Generic[T]):
                 return []
             ready, still, ahead = list[T](), list[T](), set[bytes]()
             for waiting in self._waiting:
+                # `ahead`: keys of tasks that still wait. A later task that shares one must not pass them,
+                # because commands of a key run in the order of arrival.
                 if self._held.isdisjoint(waiting.keys) and ahead.isdisjoint(waiting.keys):
                     self._held.update(waiting.keys)
                     ready.append(waiting)

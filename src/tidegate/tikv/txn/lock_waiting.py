@@ -88,6 +88,8 @@ class LockWaiting:
             return True
         with self._changed:
             if self._stopped or self._waiting >= WAITERS_MAX:
+                # The caller answers the request now. An edge without a wait would close cycles that do not
+                # exist.
                 self.detector.done(edge)
                 return False
             waiter.edge = edge
@@ -114,6 +116,8 @@ class LockWaiting:
                 queue = self._queues.get(key)
                 if not queue:
                     continue
+                # Only one, because only one can take the lock. `Scheduler._pass_on` wakes the next one if
+                # this one does not take it.
                 oldest = min(queue, key=lambda each: each.start_ts)
                 self._remove(oldest)
             oldest.resume()

@@ -85,6 +85,8 @@ class SnapshotReader:
         """Whether the read may ignore the lock: it commits above ts, or the client knows its state."""
         if lock.min_commit_ts > self._ts or lock.start_ts in self._bypass:
             return True
+        # A point get of an autocommit statement reads at TS_MAX. While the primary is locked, its transaction
+        # is not committed. An async commit is, as soon as all its locks exist.
         return self._ts == keys.TS_MAX and lock.primary == raw and lock.secondaries is None
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, Found]]:
@@ -189,6 +191,7 @@ def scan(
 ) -> pb.ScanResponse:
     """Up to `limit` pairs of encoded [start, end) in key order, descending if requested."""
     reader = SnapshotReader(view, request.version, request.context, concurrency)
+    # Before the cursors are made: a lock that is released afterwards is in them, as a lock or as a version.
     if (held := reader.in_memory(start, end)) is not None:
         return pb.ScanResponse(error=pb.KeyError(locked=lock_info(*held)))
     walk = reader.scan_back(start, end) if request.reverse else reader.scan(start, end)

@@ -203,6 +203,7 @@ class TxnWrites:
 
         def then(response: pb.ResolveLockResponse | None, error: Exception | None) -> None:
             ended = error is not None or response is None or response.HasField("error")
+            # Fewer than a whole round: there were no more locks of these transactions.
             if ended or len(found) < RESOLVE_LOCKS_MAX:
                 answer(response, error)
             else:
