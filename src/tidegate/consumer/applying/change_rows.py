@@ -89,6 +89,8 @@ def logged(changes: Changes, keys: Sequence[str], *, knows_old: bool) -> BagEffe
         else _counted(changes, row, kind, images)
     )
     seq = changes.commit_ts[row].astype(np.int64) * SEQ_A_TS + np.where(kind <= BEFORE, DELETED, CHANGED)
+    # By `seq` first: within a commit ts all deletions and old images come before the new rows, as a reader
+    # needs them.
     order = kept[np.lexsort((*_place(changes, row[kept]), seq[kept]))]
     own = (
         pa.array(OPS, pa.string()).take(pa.array(kind[order])),

@@ -58,6 +58,7 @@ class DdlFloors:
         about = {name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)}
         about |= {(message.schema, message.table)} if message.table else set()
         if (event := chosen.event) is not None and event.table:
+            # Rows from before a rename that are sent again have the old name.
             about |= {(event.old_schema, event.old_table)}
         for name in sorted(about):
             # Removed first, so that the new entry comes last.

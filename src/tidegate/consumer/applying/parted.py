@@ -163,6 +163,8 @@ def parts_of(keys: pa.Table, parts: int) -> npt.NDArray[np.int64]:
     code: Hashes = np.zeros(keys.num_rows, np.uint64)
     for column in keys.columns:
         array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        # Mixed after each column, so that keys with exchanged values, such as (1, 2) and (2, 1), get other
+        # numbers.
         code = _mixed(code + _STEP + _numbers(array))
     return (code % np.uint64(parts)).astype(np.int64)
 

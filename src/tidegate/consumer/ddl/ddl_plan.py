@@ -149,6 +149,8 @@ def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: 
     gone = set(table_info.physical_ids(held.info)) - set(table_info.physical_ids(after))
     if len(gone) != 1:
         return [Refuse(f"{why}{len(gone)} partitions of {held.name} have left it, not one")]
+    # TiDB has compared the two tables upstream. Here one of them may still have columns that were guessed
+    # from rows.
     if [(c.name, c.type) for c in held.columns] != [(c.name, c.type) for c in other.columns]:
         return [Refuse(f"{why}their columns differ at the target")]
     if bool(held.keys) != bool(other.keys):
@@ -212,6 +214,7 @@ def held_before(event: DdlEvent, known: Mapping[tuple[str, str], Definition]) ->
 
 def _held(event: DdlEvent, before: dict[str, Any], known: Known) -> Definition | None:
     """The table at the target: found by TiDB's id, which no rename changes, otherwise by name."""
+    # A table that rows alone have made has no id (0), so only its name can find it.
     by_id = next((one for one in known.values() if one.table_id == before["id"]), None)
     return by_id or known.get((event.old_schema, event.old_table))
 

@@ -267,6 +267,8 @@ class _StatementReader:
         self._skip("CREATE", "DATABASE", "IF", "NOT", "EXISTS")
         schema, options = self._next().text, self._rest()
         text = self._rendered(options)
+        # TiDB's default. Otherwise tables without a charset of their own would get that of the target's
+        # server.
         if not any(token.key in ("CHARACTER", "COLLATE") for token in options):
             text = f"{text} DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
         return CreateSchema(schema, text.strip())
@@ -388,6 +390,7 @@ class _StatementReader:
 
     def _rendered(self, part: Sequence[SqlToken], *, checks: bool = True) -> str:
         """The text of a part without what is removed; `checks`: here CHECK begins a constraint."""
+        # MariaDB does not know these words for an index, and they change neither rows nor columns.
         kept = [token for token in without_engine(part) if token.key not in ("VISIBLE", "INVISIBLE")]
         if checks:
             kept = without_checks(kept)

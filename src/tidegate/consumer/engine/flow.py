@@ -290,6 +290,7 @@ class Flow:
             copies, ddl_ts = self._ddls.copies_in(number)
             needed = [*copies, *self._meetings.offsets_ahead(number)]
             offset = min([self.assembler.restart_offset(number, state.next_offset), *needed])
+            # A mark at `offset` or behind it is read again, so a restart must not count on it.
             passed = [mark for at, mark in state.marks if at < offset]
             # Marks up to what is applied add nothing: the stored watermark is at least that.
             state.marks = [(at, mark) for at, mark in state.marks if mark > applied]

@@ -168,6 +168,8 @@ class OffsetFlow:
         for waiting in seen:
             for number in waiting.lacks():
                 if number in ends:
+                    # The first end after the DDL was seen suffices. A later one would put the DDL off with
+                    # each new row.
                     waiting.fences.setdefault(number, ends[number])
         for waiting in self._ddls.values():
             self._stand(waiting)

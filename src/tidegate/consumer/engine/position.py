@@ -165,6 +165,7 @@ class Position:
         body |= {"by_offset": True} if self.by_offset else {}
         body |= {"rules": self.rules} if self.rules else {}
         body |= {"sources": self.sources} if self.sources else {}
+        # The name that it had in earlier releases, whose positions are still read.
         body |= {"barriers": self.ddl_floors} if self.ddl_floors else {}
         body |= {"epoch": self.epoch} if self.epoch else {}
         body |= {"switches": self.switches} if self.switches else {}

@@ -120,6 +120,7 @@ class BucketWriterCatalog(BucketCatalog):
         assert newest is not None, "`take_over` comes first"
         with self._lock:
             tables = dict(self._keys())
+        # There is nothing to put, but the caller still relies on being the only writer.
         if tables == newest.tables:
             self._chain.check_writer()
         else:
@@ -148,6 +149,8 @@ class BucketWriterCatalog(BucketCatalog):
         staged = self._update_and_stage_table(held, table.name(), requirements, updates)
         if held is not None and staged.metadata == held.metadata:
             return CommitTableResponse(metadata=held.metadata, metadata_location=held.metadata_location)
+        # Before they are named: `confirm` may put a catalog at any moment, and all that it names must be
+        # there.
         self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
         with self._lock:
             if held is not None and self._keys().get(name) != self._key(held.metadata_location):

@@ -112,6 +112,8 @@ class _Replacing(_OverwriteFiles):
         return ManifestEntry.from_args(
             status=ManifestEntryStatus.ADDED,
             snapshot_id=self._snapshot_id,
+            # None: in format 2 an added file inherits the sequence number that its snapshot gets with the
+            # commit.
             sequence_number=None,
             file_sequence_number=None,
             data_file=file,
@@ -159,6 +161,7 @@ class _Replacing(_OverwriteFiles):
             return []
         form = _DeleteManifestWriter if content is ManifestContent.DELETES else ManifestWriterV2
         output = self.new_manifest_output()
+        # The spec 0: a table keeps the one with which it was made (`IcebergLake.partition_spec`).
         with form(self.spec(0), self.schema(), output, self._snapshot_id, self._compression) as writer:
             for entry in entries:
                 writer.add_entry(entry)

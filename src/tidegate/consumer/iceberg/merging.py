@@ -59,6 +59,7 @@ def _rewritten(
     """A file's rows after the merge; marks the upserts that are among them in `placed`."""
     found = touched.found_in(held)
     rest = held.filter(pa.array(found < 0))
+    # The upserts come first among the touched keys, so a higher number is that of a deleted key.
     mine = np.unique(found[(found >= 0) & (found < upserts.num_rows)])
     placed[mine] = True
     return pa.concat_tables([rest, upserts.take(pa.array(mine))])

@@ -54,6 +54,7 @@ OPEN_MAX: Final = 64
 BRANCH: Final = "main"
 PROPERTIES: Final = {
     "format-version": "2",
+    # A commit that fails shows another writer (`_written_by_others`). A retry of pyiceberg would hide it.
     "commit.retry.num-retries": "0",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "10",

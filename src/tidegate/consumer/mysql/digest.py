@@ -46,6 +46,7 @@ class Digest:
 
     def _add(self, count: int, sums: Sequence[int]) -> None:
         self._count += count
+        # A sum, so that the order does not count: after a restart tables may be read in another one.
         self._sums = [one + more for one, more in zip(self._sums, sums, strict=True)]
 
     def __str__(self) -> str:

@@ -207,6 +207,7 @@ def _column(table: Name, name: str, kind: str, whole: str) -> TargetColumn:
         code,
         unsigned="unsigned" in whole.lower(),
         binary="blob" in kind.lower() or "binary" in kind.lower(),
+        # The widest BIT: its type holds the values of narrower ones too.
         flen=64 if code == 16 else -1,
         decimal=-1,
     )

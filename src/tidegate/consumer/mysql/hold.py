@@ -58,6 +58,7 @@ class Hold:
                 fix="choose a shorter one, and keep it: it is how the consumer knows its place again",
             )
         self.server, self.consumer = server, consumer
+        # A hash, because MySQL takes at most 64 characters for the name of a lock, and ignores their case.
         self._lock_name = f"tidegate.{hashlib.sha256(consumer.encode()).hexdigest()[:40]}"
         self._control: Connection | None = None
         self._which: tuple[Any, ...] = ()

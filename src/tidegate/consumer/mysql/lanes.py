@@ -134,6 +134,7 @@ def _run(connection: Connection, made: Statements, blaming: Blaming = lambda nam
     `blaming`: a context for the statements of a table.
     """
     missing = 0
+    # Deletes first, because an inserted row may take a unique value that a deleted one had.
     for at, (text, wanted) in enumerate(made.deletes):
         with blaming(made.table_of(at, inserting=False)):
             found = written(connection, text)

@@ -51,6 +51,8 @@ def order(
         Statements(without_rows, inserts=small.inserts),
     ]
     made: list[Make] = []
+    # The deletes of all parts come before all inserts: an inserted row may take a unique value of a row in
+    # another part.
     for inserting, half in zip((False, True), halves, strict=True):
         made.append(partial(_itself, half))
         made += [partial(make, table, part, inserting) for table in tables for part in range(table.parts)]

@@ -35,6 +35,7 @@ from tidegate.consumer.mysql.session import SCHEMA, Connection
 from tidegate.errors import Fatal, Fenced
 
 TABLES: Final = (
+    # A binary collation, because consumers whose names differ only in case are two consumers.
     f"CREATE DATABASE IF NOT EXISTS `{SCHEMA}` DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
     f"CREATE TABLE IF NOT EXISTS `{SCHEMA}`.`progress` (consumer VARCHAR({NAME_MAX}) NOT NULL PRIMARY KEY,"
     " token BIGINT UNSIGNED NOT NULL, taker VARCHAR(32), batch BIGINT UNSIGNED NOT NULL, position LONGTEXT,"

@@ -70,12 +70,14 @@ class GroupOffsets:
     def close(self, position: Position) -> None:
         """Commit the newest position, and wait for the broker for a few seconds at most."""
         self._wait()
+        # A broker that has just refused would only make the end of the run wait.
         if self._asked_at is None and not self._failing:
             self._send(position, time.monotonic())
             self._wait()
 
     def _send(self, position: Position, now: float) -> None:
         offsets = {number: part.offset for number, part in position.partitions.items()}
+        # The same offsets again would be a request a second for nothing, at each idle consumer.
         if not position.ts or offsets == self._sent:
             return
         places = [TopicPartition(*self._topic.place(number), offset) for number, offset in offsets.items()]

@@ -50,6 +50,8 @@ class RowReader:
         """
         ts, kind = int(stated["commit_ts"]), stated["kind"]
         try:
+            # One below: a row at the ts of a DDL has the schema before it, here as where its message was
+            # made.
             table = self._table(stated["schema"], stated["table"], ts - 1)
             after, before = Snapshot(self._pd, ts), Snapshot(self._pd, ts - 1)
             new = None if kind == "delete" else self._found(after, table, stated["new"])

@@ -88,6 +88,7 @@ def split_resolved(
     for ts, offset in resolved:
         if offset in headers.alignments:
             aligns.append((headers.alignments[offset].epoch, offset))
+        # Not a watermark either: it may be an alignment mark whose header cannot be read.
         elif offset not in headers.unsound:
             watermarks.append((ts, offset))
     return watermarks, aligns

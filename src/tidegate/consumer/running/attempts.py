@@ -55,6 +55,8 @@ class Attempts:
             self._listener.warn(error)
         self._failures += 1
         self.trouble = error.what
+        # A broker that does not answer at all proves nothing about the doubtful error, so that time begins
+        # again.
         if isinstance(error, Retryable):
             self._doubtful_since = None
         else:

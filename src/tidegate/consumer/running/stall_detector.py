@@ -171,6 +171,8 @@ class StallDetector:
         unmarked = registry.codec(self.protocol).unmarked
         if unmarked is None or not self._counts.unmarked:
             return None
+        # The position may have a watermark from before, if the extension was switched off since. Then it is a
+        # stall.
         if any(seen.watermark for seen in self._partitions.values()):
             return None
         return InvalidInput(
@@ -183,6 +185,7 @@ class StallDetector:
         )
 
     def _silent_partitions(self, now: float) -> InvalidInput | None:
+        # All of them silent is another sign (`_no_watermark`): then the partitions' number is not the cause.
         silent = [number for number, seen in self._partitions.items() if not seen.watermark]
         if not silent or len(silent) == len(self._partitions):
             return None

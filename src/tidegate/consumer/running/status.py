@@ -97,6 +97,7 @@ class StatusWriter:
         part = self._path.with_suffix(".part")
         try:
             part.write_bytes(report.to_bytes())
+            # Not synced: after a loss of power the next report replaces the file.
             part.replace(self._path)
         except OSError as error:
             if not self._failing:

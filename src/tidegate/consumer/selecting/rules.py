@@ -192,6 +192,7 @@ def routed_schemas(schema: str, routes: Iterable[Route]) -> list[str]:
         if (taken := route.schema.taken(schema)) is None:
             continue
         found.append(route.to_schema.filled(taken))
+        # Such a route takes every table that is left of the schema, so the rules after it get none.
         if route.table.any_name:
             return list(dict.fromkeys(found))
     return list(dict.fromkeys([*found, schema]))

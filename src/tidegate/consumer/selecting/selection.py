@@ -191,6 +191,8 @@ class Selection:
         if not event.table:
             return self._of_schema(event, event.schema, event.action == DROP_SCHEMA, message, held)
         new, old = (event.schema, event.table), (event.old_schema, event.old_table)
+        # Both names, because the rules may follow only one of them. Rows that a rename brings in were never
+        # applied at the target.
         was, now = self._rules.follows(*old), self._rules.follows(*new)
         if event.action == EXCHANGE and was != now:
             return Chosen(event, message, (), refusal=half_exchange(old, new, message))

@@ -221,6 +221,7 @@ def _calendar(wire: pa.Array, target: pa.DataType, parse: Callable[[str], Any], 
 
 def _key_texts(wire: pa.Array, kind: int, time_zone: str) -> pa.Array:
     if not pa.types.is_string(wire.type):
+        # A typed moment is in UTC already, so it must not be converted once more below.
         wire, time_zone = key_texts(wire), "UTC"
     if kind in (DATE, NEWDATE):
         return wire
@@ -255,6 +256,8 @@ def _utc_text(text: str, time_zone: str) -> str:
 def _utc(naive: pa.Array, time_zone: str) -> pa.Array:
     if time_zone == "UTC":
         return naive.cast(pa.timestamp("us", tz="UTC"))
+    # An hour that a zone has twice or not at all must not stop the consumer. The text alone does not say
+    # which moment was meant.
     zoned = pc.assume_timezone(naive, time_zone, ambiguous="earliest", nonexistent="latest")
     return zoned.cast(pa.timestamp("us", tz="UTC"))
 

@@ -94,6 +94,7 @@ def converted(held: pa.Array, change: Change, column: TargetColumn, losses: Loss
     """The target's values in the type of `column`, converted as TiDB does; Undecodable where that fails."""
     encoded = pc.dictionary_encode(held, null_encoding="encode")
     plain = _plain(change.before)
+    # Only the distinct values, because TiDB's conversion is computed one value at a time.
     values = [
         cast(None if value is None else plain(value), change.before, change.after, change.time_zone or UTC)
         for value in encoded.dictionary.to_pylist()

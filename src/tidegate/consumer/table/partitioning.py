@@ -246,6 +246,8 @@ def _below(bound: Sequence[str], operands: Sequence[_Operand]) -> Callable[[pa.R
 
     def mask(batch: pa.RecordBatch) -> Mask:
         found = _constant(batch, value=False)
+        # From the last column to the first: a row is below the bound if it is less in one column and equal in
+        # all before it.
         for operand, limit in reversed(list(zip(operands, limits, strict=True))):
             if limit is None:
                 found = _constant(batch, value=True)
