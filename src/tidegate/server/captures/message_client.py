@@ -132,6 +132,8 @@ class MessageClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"{type(error).__name__}: {error}", True
         # A batch that was refused would be refused again, and would block the messages behind it.
+        # These three may pass: a token is being replaced on one capture after the other, or the other one is
+        # busy.
         refused = 400 <= answer.status_code < 500 and answer.status_code not in (401, 403, 429)
         return ("", False) if answer.is_success else (f"{address} answers {answer.status_code}", not refused)
 

@@ -97,6 +97,8 @@ class FeedCreation:
         # An initial load always needs the history, because its snapshot is read at the start ts.
         guarded = new.config.check_gc_safe_point or new.config.tidegate.initial_load
         if guarded:
+            # Before upstream is read at the start ts, because GC might remove that history while the request
+            # is checked.
             await self._history.hold(held, start_ts, scope)
         lasting = True
         try:
@@ -110,6 +112,8 @@ class FeedCreation:
             # Before the hold is renewed, which covers all of `_feeds`.
             self._feeds[feed.id] = feed
             lasting = await self._history.tend(force=True)
+            # Last, because its first act is to read history, which PD must hold by then
+            # (`FeedDdl.check_held`).
             feed.start()
         finally:
             if guarded and lasting:  # otherwise the short hold stays until it expires, as nothing replaces it

@@ -175,6 +175,8 @@ class HeldHistory:
     async def hold(self, service: str, start_ts: int, scope: int) -> None:
         """Hold upstream's history from `start_ts` on, or raise Refused with the earliest possible ts."""
         pd = self.node.pd
+        # The guard of an admitted changefeed holds the ts before its start too. A check against `start_ts`
+        # itself would admit a changefeed that fails at its first hold (tiflow #6350).
         least = await asyncio.to_thread(pd.hold_history, service, CREATING_TTL_S, start_ts - 1, scope)
         if least > start_ts - 1:
             await self.release(service, scope)

@@ -100,6 +100,7 @@ def check_shared(new: NewFeed, sink: Description) -> None:
 
 def with_tables(new: NewFeed, tables: Sequence[TableVersion]) -> NewFeed:
     """Adds what depends on the tables at the start ts. Raises Refused if a table cannot be followed."""
+    # Before the width is chosen: tables that are not followed need no stripe.
     followed, ineligible = split_tables(tables, new.config)
     if ineligible and not new.config.ignore_ineligible_table:
         shown = ineligible[:SHOWN_TABLES]

@@ -140,6 +140,7 @@ class Placement:
         node, key = self.node, drained_prefix(self.node.cluster) + capture
         if again:
             await node.write(Delete(key))
+            # Only after the write, because the next owner reads the drain from the store.
             node.drained.discard(capture)
         elif capture not in node.drained:
             # Stored first: a drain that only this owner knew would end with its term.

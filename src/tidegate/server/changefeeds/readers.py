@@ -106,6 +106,7 @@ class Ticket:
         """The ticket in a text, the sealed bytes, and the seal, which the caller must still check."""
         body, _, seal = text.partition(".")
         try:
+            # Bounded, because nothing is known of the text before its seal is checked.
             raw = base64.urlsafe_b64decode(body[:2000])
             namespace, name, instance, *numbers = orjson.loads(raw)
             start, end, part, parts = (int(one) for one in numbers)

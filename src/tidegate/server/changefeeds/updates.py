@@ -87,6 +87,7 @@ class FeedUpdates:
             found.replication.check_ended()
             if catalogue is not None:
                 await self._creation.offer(catalogue, ts, new.config)
+            # The load was delivered before, which is checked above. At another checkpoint it is not repeated.
             status = FeedStatus(ts, loaded=new.config.tidegate.initial_load)
             # Under the old instance, the progress in the sink would count.
             info = replace(
@@ -174,6 +175,7 @@ class FeedUpdates:
             check_update(info, record.config, new.config)
         await found.update(
             replace(
+                # A new place has partitions of its own, whose number nobody has changed yet.
                 info if not moved else replace(info, repartition=0, partitions=0),
                 sink_uri=new.uri.render(redact=False),
                 config=new.config.to_json(),

@@ -149,6 +149,7 @@ class Application:
         """Take a report of the application."""
         match report:
             case ApplicationHello():
+                # An error of the process before this one explains nothing any more.
                 self._connection, self._reported = connection, None
                 # These were asked for while no application was connected.
                 for one in self._running.values():
@@ -161,6 +162,7 @@ class Application:
                 self._reported = report.error()
                 event(LOG, logging.ERROR, "application failed", error=str(self._reported))
             case ConnectionClosed():
+                # The end of the earlier process's connection may be noticed after the hello of the next one.
                 if self._connection is connection:
                     self._connection = None
             case _:
@@ -217,6 +219,7 @@ class Application:
             except (OSError, TidegateError) as error:  # for example no disk space for the log
                 how = str(error)
             self._lose(how)
+            # Nobody else would start it: a standby has no incarnation that could ask for it.
             if self._warm:
                 self._wanted.set()
             await asyncio.sleep(max(0.0, APART_S - (self._clock.monotonic() - began)))

@@ -36,6 +36,8 @@ def plan_load(pd: PdClient, ts: int, tasks: Iterable[SpanTask], folder: Path) ->
     if path.exists():
         try:
             kept = LoadPlan.from_bytes(path.read_bytes())
+            # The same cuts as before the restart: progress is recorded by range, and would fit no other
+            # ranges.
             if kept.ts == ts:
                 return kept
         except Undecodable as error:

@@ -125,6 +125,7 @@ class BoundsFile:
                 partial.write_text(text)
             # Not synced: after a loss of power the next incarnation writes the file again.
             partial.replace(self._path)
+            # Only after the replacement: a text that found no disk space must be written by a later tick.
             self._sent, self._sent_spans = text, self._spans_text
 
     def close(self) -> None:
@@ -227,6 +228,7 @@ def write_spec(plan: FeedPlan, grant: Grant) -> Path:
                 shutil.rmtree(earlier, ignore_errors=True)
             else:
                 earlier.unlink(missing_ok=True)
+    # Readable by its owner only, because the sink's URI in it has the password.
     replace_file(path, json.dumps(plan.spec(grant)).encode(), mode=0o600)
     return path
 

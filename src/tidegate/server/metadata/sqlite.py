@@ -51,7 +51,10 @@ class SqliteMetadata:
         try:
             # No transactions of Python's own: they would begin with a read lock, whose upgrade may fail.
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            # Readers in other processes, such as workers that read grants, do not wait for the writer then.
             self._db.execute("PRAGMA journal_mode=WAL")
+            # With less, WAL does not sync each commit, and `transact` promises that a write is durable on
+            # return.
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
         except sqlite3.OperationalError as error:

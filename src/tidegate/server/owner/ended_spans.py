@@ -35,6 +35,7 @@ class EndedSpans:
         if rules is None or rules.width > 1:
             return
         for task in batch.added:
+            # The span is back, so its record says again how far it is delivered.
             self._ended.pop(span_key(task.id, rules.digest), None)
         for name in batch.removed:
             if start_of(name) is None:

@@ -137,7 +137,10 @@ class ProcessorLink:
         terms, grant = self._terms(), peer.grant
         ranges: tuple[GrantedRange, ...] = ()
         if wish in (Wish.RUN, Wish.PREPARE):
+            # Before the first division it is not known which ranges it gets, so it prepares for all.
             coming = peer.coming or (terms.wanted,)
+            # (0, 0) is the token of no grant: a processor that only prepares has nothing by which it could
+            # write.
             ranges = grant.ranges if grant is not None else tuple(GrantedRange(one, (0, 0)) for one in coming)
         message = Dispatch(
             self._header(peer, terms.instance),

@@ -80,6 +80,8 @@ class ComingRanges:
             return False
         if ranges != self._ranges:
             before, self._ranges, self._since_ts = self._ranges, ranges, dispatch.checkpoint
+            # Neither the spans that are delivered here nor the DDL span may go with the ranges that are not
+            # coming any more.
             kept = self._spans.within(self._feed, (self._ddl.span, *self._delivered, *ranges))
             for name in self._spans.within(self._feed, before) - kept:
                 self._spans.drop(self._feed, name)
@@ -111,6 +113,8 @@ class ComingRanges:
         """Forget spans that have ended at the stored checkpoint; True if one of them was held here."""
         found = False
         for name, ts in list(self._ended.items()):
+            # The stored checkpoint counts, because a restart begins there and needs the spans that end above
+            # it.
             if ts > checkpoint:
                 break
             del self._ended[name]

@@ -143,6 +143,7 @@ class Backfill:
                 for span in jobs.keys() - wanted.keys():
                     self._end(jobs.pop(span), span, aside, puller)
                 if aside.pressure:
+                    # It stays so until nothing is wanted any more: there was no space for all spans at once.
                     one_by_one = True
                     for span in self._given_up(jobs, len(wanted)):
                         self._end(jobs.pop(span), span, aside, puller)

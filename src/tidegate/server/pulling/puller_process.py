@@ -70,6 +70,7 @@ def run(
     `disk_bytes`: the event store's quota, 0 for none; `keep_free`: how many bytes of the disk it leaves free.
     """
     control = ControlClient(data_dir / "control.sock", PullerHello(kv_mode, os.getpid()))
+    # The signal only closes the socket. Then `_serve` returns, and the store is closed as at any other end.
     signal.signal(signal.SIGTERM, lambda number, frame: _end(control, number, frame))
     try:
         with PdClient(pd_address) as pd:

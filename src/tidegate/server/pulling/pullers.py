@@ -167,6 +167,7 @@ class Pullers:
             event(LOG, logging.WARNING, "puller ended", kv_mode=kv_mode, exit_code=code)
             metrics.restarts.labels("puller").inc()
             healthy = self._clock.monotonic() - began > HEALTHY_S
+            # One that has run for a while did not fail at its start, so its successor need not wait.
             wait = RESTART_FIRST_S if healthy else min(RESTART_MAX_S, wait * 2)
             await asyncio.sleep(wait)
 

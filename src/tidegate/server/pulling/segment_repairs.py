@@ -83,12 +83,14 @@ class SegmentRepairs:
             span.repair(found, [])
             damage.remove_report(self._store.folder, report)
             event(LOG, logging.INFO, "directory of a segment written again", span=span.id, file=found.file)
+        # A range beyond the resolved ts still gets rows from the puller, so what is missing is not known yet.
         elif not report.lost and found.upto <= span.resolved:
             self._repair(span, report, found)
 
     def _repair(self, span: SpanStore, report: Report, found: Damage) -> None:
         service = f"tidegate-{self._pd.cluster_id}-repair-{span.id}-{self._word}"
         scope = scope_of(span.span, self._store.kv_mode)
+        # Held before anything is pulled: a scan over history that GC has begun to remove would miss deletes.
         least = self._pd.hold_history(service, HELD_S, found.after, scope)
         try:
             if least > found.after:
@@ -98,6 +100,7 @@ class SegmentRepairs:
                 return
             missing = self._pull(span, found)
         finally:
+            # In any case, because PD would keep upstream's garbage for HELD_S otherwise.
             self._pd.hold_history(service, 0, 0, scope)
         if missing:
             self._give_up(report, found, f"TiKV no longer has {missing} of the changes")

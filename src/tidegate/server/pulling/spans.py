@@ -115,6 +115,8 @@ class SpanRegistry:
     def receive_refused(self, refused: Refused) -> None:
         """Note that the puller refuses to register a span."""
         name = span_id(refused.span, self._kv_mode)
+        # A refusal that comes after the span was released would stay for ever, because nobody releases the
+        # span again.
         if name in self._spans:
             self._refused[name] = refused
 
@@ -268,6 +270,7 @@ class SpanRegistry:
         a stripe), or other captures deliver it, while regions that this capture prepares still wait.
         """
         names = self._held_by.get(feed, ())
+        # A span without a floor has received nothing yet, and is registered from where the holder wants it.
         return min((floors.get(name, 0) or self._holders[name][feed] for name in names), default=MAX)
 
     def have_begun(self, feed: FeedId, floors: Mapping[str, int]) -> bool:
@@ -289,6 +292,7 @@ class SpanRegistry:
 
     def _watch(self, name: str, span: Span) -> None:
         holders = self._holders[name]
+        # The new Watch is answered on its own, by another refusal or by none.
         self._refused.pop(name, None)
         self._send(Watch(span, min(holders.values()), self._guarded(name)))
 

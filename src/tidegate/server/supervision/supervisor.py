@@ -91,6 +91,7 @@ async def spawn(
                 stdout=output,
                 stderr=output,
                 env=dict(environment) if environment is not None else None,
+                # A session of its own, which `kill_session` ends with everything that the child has started.
                 start_new_session=True,
             )
         except OSError as error:
@@ -147,6 +148,7 @@ class ControlSocket:
         """Start listening; replaces a socket file that an earlier process has left."""
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, self._path)
+        # Each process that can connect may send reports, so only those of this user can.
         self._path.chmod(0o600)
 
     async def close(self) -> None:
