@@ -15,7 +15,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Lock, Write
 from tidegate.tikv.percolator import commit as commits
-from tidegate.tikv.percolator import pessimistic
+from tidegate.tikv.percolator import pessimistic, status
 from tidegate.tikv.percolator import prewrite as prewrites
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.percolator.outcome import CommandOutcome
@@ -124,6 +124,19 @@ def test_a_repeated_one_phase_commit_returns_its_ts_and_another_conflicts() -> N
     assert kv.prewrite(10, put(b"k"), try_one_pc=True).one_pc_commit_ts == 101
     assert kv.prewrite(11, put(b"k"), try_one_pc=True).errors[0].conflict.conflict_commit_ts == 101
     assert len(kv.view.writes(b"k")) == 1
+
+
+@pytest.mark.parametrize("commit_ts", [12, 30])
+def test_a_rollback_beside_an_async_lock_stands_whenever_that_commits(commit_ts: int) -> None:
+    kv = Kv()
+    assert kv.prewrite(10, put(b"k"), use_async_commit=True).min_commit_ts == 11
+    asked = pb.CheckSecondaryLocksRequest(keys=[b"k"], start_version=30)
+    answer = kv.do(status.check_secondary_locks, asked)
+    assert (list(answer.locks), answer.commit_ts) == ([], 0), "rolled back"
+    assert kv.prewrite(30, put(b"k"), use_async_commit=True).errors, "the key is locked"
+    assert not kv.do(commits.commit, commit(10, commit_ts, b"k")).HasField("error")
+    assert kv.prewrite(30, put(b"k"), use_async_commit=True).errors[0].HasField("conflict")
+    assert kv.view.lock(b"k") is None
 
 
 def test_a_retry_of_what_fell_back_stays_two_phase() -> None:

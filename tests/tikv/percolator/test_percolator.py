@@ -327,6 +327,9 @@ def test_the_status_of_a_live_lock_pushes_its_min_commit_ts(kv: Kv) -> None:
     lock = kv.view.lock(b"k")
     assert lock is not None
     assert lock.min_commit_ts == 31
+    earlier = kv.check(b"k", 10, caller_start_ts=20, current_ts=32)
+    assert earlier.action == pb.MinCommitTSPushed, "it may pass over the lock, too"
+    assert kv.check(b"k", 10, caller_start_ts=0, current_ts=32).action == pb.NoAction
     assert kv.commit(10, 30, b"k").error.HasField("commit_ts_expired")
 
 

@@ -199,18 +199,17 @@ def make_rollback(
     changes: list[Change],
     protect: bool,
 ) -> None:
-    """Record that `start_ts` is rolled back, if that is necessary.
+    """Record that `start_ts` is rolled back.
 
     If another transaction's commit record has exactly this ts, a protected rollback sets a flag in that
-    record, and an unprotected one writes nothing. If another transaction's async-commit lock could still
-    commit at start_ts, a protected rollback is noted in the lock. Otherwise a rollback record is written.
+    record, and an unprotected one writes nothing. Otherwise a rollback record is written. If another
+    transaction's async-commit lock could still commit at start_ts, and so replace that record, a protected
+    rollback is noted in the lock, too. (TiKV: check_txn_status_missing_lock in actions/check_txn_status.rs.)
     """
-    if other is not None and other.secondaries is not None and other.min_commit_ts <= start_ts:
-        if protect and start_ts not in other.rollback_ts:
-            marked = other._replace(rollback_ts=(*other.rollback_ts, start_ts))
-            changes.append((mvcc.LOCK, key, mvcc.encode_lock(marked)))
-        return
     overlap = record.overlap
+    if overlap is None and protect and other is not None and _may_commit_at(other, start_ts):
+        marked = other._replace(rollback_ts=(*other.rollback_ts, start_ts))
+        changes.append((mvcc.LOCK, key, mvcc.encode_lock(marked)))
     if overlap is not None:
         if protect:
             # The fence names the next version. If GC has removed that one, a record that is written again
@@ -221,6 +220,11 @@ def make_rollback(
     mark = Write(mvcc.KIND_ROLLBACK, start_ts, mvcc.PROTECTED if protect else None)
     changes.append((mvcc.WRITE, keys.versioned(key, start_ts), mvcc.encode_write(mark)))
     _collapse(reader, key, start_ts, changes)
+
+
+def _may_commit_at(lock: Lock, ts: int) -> bool:
+    """Whether a lock's transaction may choose `ts` itself, and no rollback at it is noted yet."""
+    return lock.secondaries is not None and lock.min_commit_ts <= ts and ts not in lock.rollback_ts
 
 
 def _collapse(reader: MvccReader, key: bytes, start_ts: int, changes: list[Change]) -> None:

@@ -63,9 +63,11 @@ def _check_lock(
         # A read without a ts of its own, so there is nothing above which the commit could be pushed.
         if request.caller_start_ts == keys.TS_MAX:
             action = pb.MinCommitTSPushed
-        elif request.caller_start_ts >= lock.min_commit_ts:
-            lock = lock._replace(min_commit_ts=max(request.caller_start_ts + 1, request.current_ts))
-            changes.append((mvcc.LOCK, key, mvcc.encode_lock(lock)))
+        elif request.caller_start_ts:
+            if request.caller_start_ts >= lock.min_commit_ts:
+                lock = lock._replace(min_commit_ts=max(request.caller_start_ts + 1, request.current_ts))
+                changes.append((mvcc.LOCK, key, mvcc.encode_lock(lock)))
+            # Also if another reader has pushed it that far: the caller may pass over the lock.
             action = pb.MinCommitTSPushed
     return pb.CheckTxnStatusResponse(lock_ttl=lock.ttl, action=action, lock_info=lock_info(raw, lock))
 
