@@ -193,7 +193,7 @@ def test_every_command_of_the_client_finds_the_types_it_parses(
     table = {"database_name": TEXT, "table_name": TEXT, "table_id": COUNT, "is_partition": FLAG}
     check(tables, {"ineligible_tables": [table], "eligible_tables": [table]})
     assert tables["eligible_tables"]
-    assert tables["tidegate"] == {"weak_orders": []}
+    assert tables["tidegate"] == {"weak_orders": [], "cut_tables": ""}
     by_ts = {"sink": {"dispatchers": [{"matcher": ["bank.*"], "partition": "ts"}]}}
     (weak,) = client(
         "POST", f"{v2}/verify_table", {"replica_config": by_ts, "start_ts": start_ts, "sink_uri": uri}
