@@ -20,6 +20,7 @@ from tools.processes import Child
 
 from tests.etcd.line import Line
 from tests.integration.cluster import PATIENCE_S, Cluster, eventually
+from tidegate.control.trace import replay
 from tidegate.kvclient.pd import PdClient
 
 FEED = "bank"
@@ -54,6 +55,7 @@ class Captures(Cluster):
         command += ["--pd", self.pd, "--data-dir", str(self.folder / name), "--json"]
         command += ["--etcd", self.to_etcd[name].endpoint, "--session-ttl", str(self.ttl_s)]
         command += ["--spark-master", "local[2]", "--addr", self.addresses[name]]
+        command += ["--record", str(self.folder / "record" / name)]
         child = self._start(name, command)
         child.wait_line(lambda line: "addr" in line)
         return child
@@ -62,6 +64,21 @@ class Captures(Cluster):
         super().stop()
         for line in [*self.lines.values(), *self.to_etcd.values()]:
             line.close()
+
+    def replay(self) -> int:
+        """Give the recorded events of all owners and processors to fresh machines, which must do the same.
+        Returns the number of these events. A line that a kill has cut off is left out.
+        """
+        events = 0
+        for path in sorted((self.folder / "record").glob("*/*")):
+            with path.open("rb") as lines:
+                if not next(lines, b"").endswith(b"\n"):
+                    continue  # killed before the first line was written
+                lines.seek(0)
+                found = replay(lines)
+            assert found.difference is None, f"{path}: {found.difference}"
+            events += found.events
+        return events
 
     # --- what captures report --------------------------------------------------------------------------
 
