@@ -127,7 +127,7 @@ def test_a_repeated_one_phase_commit_returns_its_ts_and_another_conflicts() -> N
 
 
 @pytest.mark.parametrize("commit_ts", [12, 30])
-def test_a_rollback_beside_an_async_lock_stands_whenever_that_commits(commit_ts: int) -> None:
+def test_a_rollback_next_to_an_async_lock_lasts_whenever_that_commits(commit_ts: int) -> None:
     kv = Kv()
     assert kv.prewrite(10, put(b"k"), use_async_commit=True).min_commit_ts == 11
     asked = pb.CheckSecondaryLocksRequest(keys=[b"k"], start_version=30)
