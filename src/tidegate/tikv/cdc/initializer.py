@@ -37,7 +37,7 @@ _AFTER_RAW: Final = bytes([RAW_PREFIX[0] + 1])
 _TURN: Final = threading.Lock()
 """Held by the scan of this process that computes. Several that compute are not faster, because they share the
 interpreter, but each would delay every thread that serves live changes by one more turn."""
-_WAIT_S: Final = 0.02
+_WAIT_S: Final = 0.2
 """A scan waits this long for its turn. Another may keep it for longer, if it finds nothing to send."""
 _USUAL_S: Final = sys.getswitchinterval()
 TURN_S: Final = 0.0005
