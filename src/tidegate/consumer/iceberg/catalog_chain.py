@@ -24,16 +24,14 @@ from typing import Final
 
 import orjson
 
-from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
+from tidegate.errors import Fatal, Retryable
 from tidegate.sink.lakehouse.store import Store, create_own
-from tidegate.sink.lakehouse.takeover import Writer
+from tidegate.sink.lakehouse.takeover import TAKEOVERS, Writer, not_taken_over, taken_over
 
 FOLDER: Final = "_catalog"
 """Directly below the root, where other kinds of targets take it for something else and refuse the prefix. No
 schema has such a folder (`model.path_part`)."""
 FORMAT: Final = 1
-TAKEOVERS: Final = 20
-"""Attempts to take a target over while another consumer commits."""
 _NAME: Final = re.compile(r"(\d{20})\.json")
 Name = tuple[str, str]
 
@@ -117,25 +115,14 @@ class CatalogChain:
         """
         for _ in range(TAKEOVERS):
             held = self.find() or State(0, writer)
-            if held.writer.name != writer.name:
-                raise InvalidInput(
-                    "another consumer writes this target",
-                    where=str(self._store),
-                    why=f"it belongs to the consumer {held.writer.name}, and this one is {writer.name}",
-                    fix=f"choose another prefix, or continue with --name {held.writer.name}",
-                )
+            held.writer.check_name(writer.name, self._store)
             number = held.number + 1
             made = State(number, writer, (*held.begun, number), held.tables)
             # The number may be free because upkeep has removed it, if this process was paused for hours.
             if create_own(self._store, key_of(number), made.to_json()) and self._last() <= number:
                 self.newest = made
                 return made
-        raise Retryable(
-            "the target could not be taken over",
-            where=self._store.uri(FOLDER),
-            why=f"{TAKEOVERS} times in a row another process has committed first",
-            fix="end the other consumer of this target, and start again",
-        )
+        raise not_taken_over(self._store.uri(FOLDER))
 
     def append(self, tables: Mapping[Name, str]) -> None:
         """The commit point. Fenced if another process has taken the target over."""
@@ -153,12 +140,7 @@ class CatalogChain:
         assert self.newest is not None, "`begin` comes first"
         number = self.newest.number + 1
         if self._is_taken(number):
-            raise Fenced(
-                "this consumer's target was taken over",
-                where=str(self._store),
-                why=f"it now belongs to {self._read(number).writer}",
-                fix="nothing, if the other one is to continue; otherwise end it, and start this one again",
-            )
+            raise taken_over(self._store, self._read(number).writer)
 
     # --- upkeep
 

@@ -32,9 +32,9 @@ from typing import Any, Final
 
 import orjson
 
-from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
+from tidegate.errors import Fatal, Retryable
 from tidegate.sink.lakehouse.store import OWN, Store, create_own
-from tidegate.sink.lakehouse.takeover import Writer
+from tidegate.sink.lakehouse.takeover import TAKEOVERS, Writer, not_taken_over, taken_over
 
 CHANGES: Final = f"{OWN}/changes"
 FORMAT: Final = 1
@@ -43,8 +43,6 @@ SHORTENED: Final = 2
 FORMATS: Final = (FORMAT, SHORTENED)
 MERGED: Final = (100, 10_000)
 """How many commits a merged manifest describes; each is a multiple of the one before."""
-TAKEOVERS: Final = 20
-"""Attempts to take a log over while another consumer commits."""
 _NAME: Final = re.compile(r"(\d{20})-(\d{20})\.json")
 
 
@@ -263,25 +261,14 @@ class ManifestChain:
         for _ in range(TAKEOVERS):
             held = self.find()
             state = held.state if held is not None else State(writer)
-            if state.writer.name != writer.name:
-                raise InvalidInput(
-                    "another consumer writes this target",
-                    where=str(self._store),
-                    why=f"it belongs to the consumer {state.writer.name}, and this one is {writer.name}",
-                    fix=f"choose another prefix, or continue with --name {state.writer.name}",
-                )
+            state.writer.check_name(writer.name, self._store)
             ts, number = (held.commit.ts, held.number + 1) if held is not None else (0, 1)
             made = Manifest(Commit(number, ts, writer.word, begins=True), replace(state, writer=writer))
             # The number may be free because upkeep has removed it, if this process was paused for hours.
             if create_own(self._store, key_of(number, number), made.to_json()) and self._last() <= number:
                 self.newest = made
                 return made
-        raise Retryable(
-            "the target could not be taken over",
-            where=self._store.uri(CHANGES),
-            why=f"{TAKEOVERS} times in a row another process has committed first",
-            fix="end the other consumer of this target, and start again",
-        )
+        raise not_taken_over(self._store.uri(CHANGES))
 
     def append(self, made: Manifest) -> None:
         """The commit point. Fenced if another process has taken the log over."""
@@ -297,12 +284,7 @@ class ManifestChain:
         assert self.newest is not None, "`begin` comes first"
         number = self.newest.number + 1
         if self._is_taken(number):
-            raise Fenced(
-                "this consumer's target was taken over",
-                where=str(self._store),
-                why=f"it now belongs to {self._read(number).state.writer}",
-                fix="nothing, if the other one is to continue; otherwise end it, and start this one again",
-            )
+            raise taken_over(self._store, self._read(number).state.writer)
 
     # --- upkeep
 

@@ -61,8 +61,38 @@ class Writer:
         held = {"name": self.name, "word": self.word, "process": self.process, "host": self.host}
         return orjson.dumps(held).decode()
 
+    def check_name(self, name: str, store: Store) -> None:
+        """InvalidInput unless this writer, which has taken the target over, is the consumer `name`."""
+        if self.name != name:
+            raise InvalidInput(
+                "another consumer writes this target",
+                where=str(store),
+                why=f"it belongs to the consumer {self.name}, and this one is {name}",
+                fix=f"choose another prefix, or continue with --name {self.name}",
+            )
+
     def __str__(self) -> str:
         return f"consumer {self.name}, process {self.process} on {self.host}"
+
+
+def taken_over(store: Store, by: Writer | None) -> Fenced:
+    """The error of a process that was replaced."""
+    return Fenced(
+        "this consumer's target was taken over",
+        where=str(store),
+        why=f"it now belongs to {by}",
+        fix="nothing, if the other one is to continue; otherwise end it, and start this one again",
+    )
+
+
+def not_taken_over(where: str) -> Retryable:
+    """The error after `TAKEOVERS` attempts."""
+    return Retryable(
+        "the target could not be taken over",
+        where=where,
+        why=f"{TAKEOVERS} times in a row another process has committed first",
+        fix="end the other consumer of this target, and start again",
+    )
 
 
 class Takeover:
@@ -93,13 +123,8 @@ class Takeover:
             with reading(self._store, SNAPSHOTS):
                 table = self._tables.newest(SNAPSHOTS)
             held = _writer_of(table)
-            if held is not None and held.name != name:
-                raise InvalidInput(
-                    "another consumer writes this target",
-                    where=str(self._store),
-                    why=f"it belongs to the consumer {held.name}, and this one is {name}",
-                    fix=f"choose another prefix, or continue with --name {held.name}",
-                )
+            if held is not None:
+                held.check_name(name, self._store)
             try:
                 with translated(self._store, SNAPSHOTS):
                     table.alter.set_table_properties(
@@ -117,12 +142,7 @@ class Takeover:
             self._tables.begin_owned(SNAPSHOTS, table)
             self._writer = mine
             return
-        raise Retryable(
-            "the target could not be taken over",
-            where=self._store.uri(SNAPSHOTS),
-            why=f"{TAKEOVERS} times in a row another process has committed first",
-            fix="end the other consumer of this target, and start again",
-        )
+        raise not_taken_over(self._store.uri(SNAPSHOTS))
 
     def check(self) -> None:
         """Fenced if another process has taken over since. Does nothing on a disk."""
@@ -135,12 +155,7 @@ class Takeover:
         """Fenced unless this state of the table of snapshots has the word of this process."""
         held = _writer_of(table)
         if self._writer is not None and held != self._writer:
-            raise Fenced(
-                "this consumer's target was taken over",
-                where=str(self._store),
-                why=f"it now belongs to {held}",
-                fix="nothing, if the other one is to continue; otherwise end it, and start this one again",
-            )
+            raise taken_over(self._store, held)
 
 
 def _writer_of(table: DeltaTable) -> Writer | None:
