@@ -35,9 +35,9 @@ TORN_MS: Final = 30_000
 """If a range is this far ahead of another range of its span, its changes are kept for a restart."""
 BEHIND_S: Final = 0.5
 """How often the puller looks for slow ranges in spans of several tables, while it finds none."""
-PART_S: Final = 0.05
+SLOW_LOOK_S: Final = 0.05
 """The same while it finds some. Readers of the other ranges wait for each look, so this adds to their lag."""
-PART_SHARE: Final = 10
+SLOW_LOOK_SHARE: Final = 10
 """Looks use at most this part of a core, 1 in 10: each stores the changes of all stripes with slow ranges."""
 BEHIND_MS: Final = 1_000
 BEHIND_MAX: Final = 64
@@ -64,7 +64,7 @@ class Upkeep:
         """The bytes of spilled open transactions that the store was charged with."""
         self._kept_at = self._looked_at = clock.monotonic()
         self._parted_at = float("-inf")
-        self._is_parting = False
+        self._has_slow_ranges = False
 
     def close(self) -> None:
         """Remove the charge for spilled transactions, whose files are deleted with the streams."""
@@ -104,8 +104,8 @@ class Upkeep:
         if self._clock.monotonic() - self._looked_at >= silence.SILENT_S / silence.LOOK_SHARE:
             self._looked_at = self._clock.monotonic()
             self._wake_silent()
-        if not self._is_parting and self._clock.monotonic() - self._parted_at >= BEHIND_S:
-            self._part()
+        if not self._has_slow_ranges and self._clock.monotonic() - self._parted_at >= BEHIND_S:
+            self._look_for_slow_ranges()
         if self._clock.monotonic() - self._kept_at >= KEEP_S:
             self._kept_at = self._clock.monotonic()
             for watched_span in spans:
@@ -173,13 +173,13 @@ class Upkeep:
         times = [ts for _, ts in self._spans.ranges(watched_span)]
         return timestamp.physical_ms(max(times)) - timestamp.physical_ms(min(times)) > TORN_MS
 
-    def _part(self) -> None:
+    def _look_for_slow_ranges(self) -> None:
         """Look for slow ranges, and soon again if there are some."""
         began = self._parted_at = self._clock.monotonic()
-        self._is_parting = not self._store.pressure and self._part_from_those_behind(self._spans.all())
-        if self._is_parting:
+        self._has_slow_ranges = not self._store.pressure and self._part_from_those_behind(self._spans.all())
+        if self._has_slow_ranges:
             took = self._clock.monotonic() - began
-            self._inbox.after(max(PART_S, PART_SHARE * took), self._part)
+            self._inbox.after(max(SLOW_LOOK_S, SLOW_LOOK_SHARE * took), self._look_for_slow_ranges)
 
     def _part_from_those_behind(self, spans: list[WatchedSpan]) -> bool:
         """For each stripe with slow ranges, store the changes of the other ranges and record their ts in the
