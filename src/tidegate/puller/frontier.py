@@ -28,49 +28,44 @@ class Frontier:
     """All marks, each with its span and ts."""
 
     def __init__(self) -> None:
-        self._places = k.Places(
-            ts=np.full(64, k.FREE, dtype=np.uint64),
-            serials=np.zeros(64, dtype=np.int64),
-            chunk_of=np.zeros(64, dtype=np.int64),
-        )
-        self._place_count = 0
-        self._chunks = k.Chunks(
-            lines=np.zeros((16, k.CHUNK_WORDS), dtype=np.int64),
-            least=np.full(16, k.FREE, dtype=np.uint64),
-            stale=np.zeros(16, dtype=np.int64),
-        )
+        self._ts = np.full(64, k.FREE, dtype=np.uint64)
+        self._owners = np.zeros((64, k.OWNER_WORDS), dtype=np.int64)
+        self._places = 0
+        self._chunks = np.zeros((16, k.CHUNK_WORDS), dtype=np.int64)
+        self._chunk_least = np.full(16, k.FREE, dtype=np.uint64)
         self._chunk_count = 0
         self._idle: dict[int, list[int]] = {}  # chunks that no span uses, by size
         self._unused: dict[int, list[int]] = {}  # unused places of the spans' chunks, by span
         self._heads = np.full(16, -1, dtype=np.int64)
+        self._stale = np.zeros(16, dtype=np.int64)
         self._least = np.full(16, k.FREE, dtype=np.uint64)
 
     def hold(self, span: int, ts: Timestamp) -> int:
         """Make a new mark for span number `span` (small numbers from 0 on)."""
         while span >= len(self._heads):
             self._heads = _doubled(self._heads, -1)
-            self._chunks = self._chunks._replace(stale=_doubled(self._chunks.stale, 0))
+            self._stale = _doubled(self._stale, 0)
             self._least = _doubled(self._least, k.FREE)
         unused = self._unused.setdefault(span, [])
         if not unused:
             self._add_chunk(span, unused)
         place = unused.pop()
-        self._chunks.lines[self._places.chunk_of[place], k.K_USED] += 1
+        self._chunks[self._owners[place, k.O_CHUNK], k.K_USED] += 1
         self._set(place, ts)
-        return int(self._places.serials[place]) << k.SERIAL_AT | place
+        return int(self._owners[place, k.O_SERIAL]) << k.SERIAL_AT | place
 
     def release(self, mark: int) -> Timestamp:
         """Release a mark and return its last ts. From now on `advance` ignores it."""
         place = self._place(mark)
-        ts = int(self._places.ts[place])
+        ts = int(self._ts[place])
         self._set(place, int(k.FREE))
         # From here on a batch that still names the mark finds another serial number and changes nothing.
-        self._places.serials[place] += 1
-        chunk = int(self._places.chunk_of[place])
-        span = int(self._chunks.lines[chunk, k.K_SPAN])
+        self._owners[place, k.O_SERIAL] += 1
+        chunk = int(self._owners[place, k.O_CHUNK])
+        span = int(self._chunks[chunk, k.K_SPAN])
         self._unused[span].append(place)
-        self._chunks.lines[chunk, k.K_USED] -= 1
-        if not self._chunks.lines[chunk, k.K_USED]:
+        self._chunks[chunk, k.K_USED] -= 1
+        if not self._chunks[chunk, k.K_USED]:
             self._drop_chunk(span, chunk)
         return ts
 
@@ -81,48 +76,49 @@ class Frontier:
     def at(self, mark: int) -> Timestamp:
         """The ts of a mark; MAX if it was released."""
         place = mark & k.PLACE
-        same = self._places.serials[place] == mark >> k.SERIAL_AT
-        return int(self._places.ts[place] if same else k.FREE)
+        same = self._owners[place, k.O_SERIAL] == mark >> k.SERIAL_AT
+        return int(self._ts[place] if same else k.FREE)
 
     def advance(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
         """Raise marks[i] to resolved[i]. Lower values and released marks are ignored."""
-        k.advance(marks, resolved, self._places, self._chunks)
+        k.advance(marks, resolved, self._ts, self._owners, self._chunks, self._chunk_least, self._stale)
 
     def minima(self, spans: int) -> npt.NDArray[np.uint64]:
         """The smallest ts of each of the spans 0..spans-1; MAX for a span without marks."""
         known = min(spans, len(self._heads))
-        k.minima(known, self._heads, self._chunks, self._least)
+        k.minima(known, self._heads, self._chunks, self._chunk_least, self._stale, self._least)
         if known == spans:
             return self._least[:spans].copy()
         return np.concatenate([self._least, np.full(spans - known, k.FREE, dtype=np.uint64)])
 
     def below(self, span: int, ts: Timestamp) -> npt.NDArray[np.int64]:
         """The marks of a span below `ts`."""
-        chunks, limit = self._chunks.lines[: self._chunk_count, k.K_SPAN], np.uint64(ts)
+        chunks, limit = self._chunks[: self._chunk_count, k.K_SPAN], np.uint64(ts)
         # Most chunks have no such mark, and their minimum says so. The places of an idle chunk are FREE.
-        slow = (chunks == span) & (self._chunks.least[: self._chunk_count] < limit)
+        slow = (chunks == span) & (self._chunk_least[: self._chunk_count] < limit)
         if not slow.any():
             return np.empty(0, np.int64)
-        count, places = self._place_count, self._places
-        found = np.flatnonzero(slow[places.chunk_of[:count]] & (places.ts[:count] < limit))
-        return places.serials[found] << k.SERIAL_AT | found
+        owners, count = self._owners, self._places
+        found = np.flatnonzero(slow[owners[:count, k.O_CHUNK]] & (self._ts[:count] < limit))
+        marks: npt.NDArray[np.int64] = owners[found, k.O_SERIAL] << k.SERIAL_AT | found
+        return marks
 
     def _place(self, mark: int) -> int:
         place = mark & k.PLACE
-        assert self._places.serials[place] == mark >> k.SERIAL_AT, "the mark was released"
+        assert self._owners[place, k.O_SERIAL] == mark >> k.SERIAL_AT, "the mark was released"
         return place
 
     def _set(self, place: int, ts: Timestamp) -> None:
-        k.place_ts(self._places, self._chunks, place, np.uint64(ts))
+        k.place_ts(self._ts, self._owners, self._chunks, self._chunk_least, self._stale, place, np.uint64(ts))
 
     def _add_chunk(self, span: int, unused: list[int]) -> None:
         """Add a chunk of places to a span: first a small one, because most spans have few ranges."""
         head = int(self._heads[span])
         # Four times the last one, so a small span has few places and a large one few chunks.
-        size = 1 if head < 0 else min(_CHUNK_MAX, 4 * int(self._chunks.lines[head, k.K_SIZE]))
+        size = 1 if head < 0 else min(_CHUNK_MAX, 4 * int(self._chunks[head, k.K_SIZE]))
         idle = self._idle.get(size)
         chunk = idle.pop() if idle else self._new_chunk(size)
-        line = self._chunks.lines[chunk]
+        line = self._chunks[chunk]
         line[k.K_SPAN], line[k.K_NEXT] = span, head
         self._heads[span] = chunk
         first = int(line[k.K_FIRST])
@@ -130,16 +126,14 @@ class Frontier:
 
     def _new_chunk(self, size: int) -> int:
         chunk, self._chunk_count = self._chunk_count, self._chunk_count + 1
-        chunks, places = self._chunks, self._places
-        if chunk >= len(chunks.lines):
-            lines = np.vstack([chunks.lines, np.zeros_like(chunks.lines)])
-            self._chunks = chunks = chunks._replace(lines=lines, least=_doubled(chunks.least, k.FREE))
-        first, self._place_count = self._place_count, self._place_count + size
-        while self._place_count > len(places.ts):
-            grown = (_doubled(places.ts, k.FREE), _doubled(places.serials, 0), _doubled(places.chunk_of, 0))
-            self._places = places = k.Places(*grown)
-        places.chunk_of[first : first + size] = chunk
-        line = chunks.lines[chunk]
+        if chunk >= len(self._chunks):
+            self._chunks = np.vstack([self._chunks, np.zeros_like(self._chunks)])
+            self._chunk_least = _doubled(self._chunk_least, k.FREE)
+        first, self._places = self._places, self._places + size
+        while self._places > len(self._ts):
+            self._ts, self._owners = _doubled(self._ts, k.FREE), _doubled(self._owners, 0)
+        self._owners[first : first + size, k.O_CHUNK] = chunk
+        line = self._chunks[chunk]
         line[k.K_FIRST], line[k.K_SIZE], line[k.K_USED] = first, size, 0
         return chunk
 
@@ -149,19 +143,19 @@ class Frontier:
         # used again.
         if self._heads[span] != chunk:
             return
-        line = self._chunks.lines[chunk]
+        line = self._chunks[chunk]
         self._heads[span] = line[k.K_NEXT]
         first, size = int(line[k.K_FIRST]), int(line[k.K_SIZE])
         # Its places must not be given to this span any more: the chunk may belong to another span soon.
         self._unused[span] = [p for p in self._unused[span] if not first <= p < first + size]
         self._idle.setdefault(size, []).append(chunk)
-        self._chunks.stale[span] = 1
+        self._stale[span] = 1
         following = int(self._heads[span])
         if following < 0:
             del self._unused[span]
-        elif not self._chunks.lines[following, k.K_USED]:
+        elif not self._chunks[following, k.K_USED]:
             self._drop_chunk(span, following)
 
 
 def _doubled(array: npt.NDArray[Any], fill: Any) -> npt.NDArray[Any]:
-    return np.concatenate([array, np.full(len(array), fill, dtype=array.dtype)])
+    return np.concatenate([array, np.full_like(array, fill)])
