@@ -311,26 +311,36 @@ class Feed:
         known: dict[int, set[int]] = {}
         while context.is_active():
             request = next_request(arrived, TICK_S)
-            if request is not None and request.HasField("register"):
-                known.setdefault(request.request_id, set()).add(request.region_id)
-                self._base = max(self._base, request.checkpoint_ts + timestamp.compose(1))
-                yield initialized_message(request.region_id, request.request_id)
-            elif request is not None and request.HasField("deregister"):
-                known.pop(request.request_id, None)
+            if request is not None:
+                yield from self._answer(request, known)
             table = next((r for r, ids in known.items() if ids >= set(self.table_regions)), None)
             if table is not None and self.sent_rows < self.settings.rows:
-                yield from self._rows(table, known)
+                yield from self._rows(table, known, arrived)
             elif request is None:
                 self.last_ts = self.now()
                 yield from resolved_messages(known, self.last_ts)
 
-    def _rows(self, request: int, known: dict[int, set[int]]) -> Iterator[bytes]:
+    def _answer(self, request: Any, known: dict[int, set[int]]) -> Iterator[bytes]:
+        if request.HasField("register"):
+            known.setdefault(request.request_id, set()).add(request.region_id)
+            self._base = max(self._base, request.checkpoint_ts + timestamp.compose(1))
+            yield initialized_message(request.region_id, request.request_id)
+        elif request.HasField("deregister"):
+            known.pop(request.request_id, None)
+
+    def _rows(
+        self, request: int, known: dict[int, set[int]], arrived: queue.SimpleQueue[Any]
+    ) -> Iterator[bytes]:
         settings = self.settings
         rows = mixed(self.log.changes, settings.page_rows)
         page = make_page(rows, settings.rows_per_txn, self.table_regions, request)
         started = time.monotonic()
         pages = 0
         while self.sent_rows < settings.rows:
+            # The other spans of the capture may register later, on the same stream. Until they are resolved
+            # too, it delivers nothing.
+            while (asked := next_request(arrived, 0)) is not None:
+                yield from self._answer(asked, known)
             if settings.live:
                 time.sleep(max(0.0, started + pages * page.rows / settings.live - time.monotonic()))
             base = self.now() if settings.live else self._base + timestamp.compose(pages + 1)
@@ -354,7 +364,7 @@ def drain(requests: Iterator[Any], arrived: queue.SimpleQueue[Any]) -> None:
 def next_request(arrived: queue.SimpleQueue[Any], wait_s: float) -> Any:
     """The next request; None when none has come within the timeout."""
     try:
-        return arrived.get(timeout=wait_s)
+        return arrived.get(timeout=wait_s) if wait_s else arrived.get_nowait()
     except queue.Empty:
         return None
 
