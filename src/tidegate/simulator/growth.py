@@ -191,7 +191,7 @@ class Growth(Simulation):
         return owner.control.owner
 
     def _shares(self) -> dict[str, list[Span]]:
-        return self._owner.sharing.now if self.world.owner is not None else {}
+        return self._owner.shares.sharing.now if self.world.owner is not None else {}
 
     def _is_over_since(self, began: float) -> bool:
         if self.world.owner is None or self.world.checks.checkpoint_ts <= at(began):

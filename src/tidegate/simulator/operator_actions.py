@@ -36,7 +36,7 @@ class OperatorActions:
         owner = self._world.owner
         if owner is None or owner.control is None or owner.control.owner is None:
             return ""
-        owner.control.owner.sharing.ask()
+        owner.control.owner.shares.sharing.ask()
         return "somebody asks for a rebalance"
 
     def loads_shift(self) -> str:
