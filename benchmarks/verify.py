@@ -62,7 +62,9 @@ def fill(root: Path, source: Source, rows: int, ts: int) -> str:
             waiting = []
     if waiting:
         lake.append(path, pa.Table.from_batches(waiting))
-    lake.publish(ts, [SnapshotRow(ts, table.schema, table.table, table.id, path, lake.version(path))], "{}")
+    lake.snapshots.publish(
+        ts, [SnapshotRow(ts, table.schema, table.table, table.id, path, lake.version(path))], "{}"
+    )
     return table.name
 
 

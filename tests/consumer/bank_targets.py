@@ -151,7 +151,7 @@ class AtDelta(AtFiles):
         return open_snapshot(self._root, at=ts)
 
     def named(self) -> list[int]:
-        return Lakehouse(self._root).snapshots()
+        return Lakehouse(self._root).snapshots.all_ts()
 
 
 class AtIceberg(AtFiles):

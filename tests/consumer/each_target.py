@@ -38,9 +38,9 @@ SCHEMA = "contract"
 Rows = list[tuple[Any, ...]]
 WRITES = (
     "create", "append", "merge", "replace", "add_null_columns", "rename", "restore", "compact",
-    "publish", "discard", "take_over",
+    "discard", "take_over",
 )  # fmt: skip
-"""The methods of a Lakehouse that change files."""
+"""The methods of a Lakehouse that change files, except those of its `snapshots`."""
 
 
 class Place(Protocol):
@@ -105,6 +105,7 @@ class AtDelta:
         with self.address().opened() as target:
             for owner, names in (
                 (target.lake, WRITES),
+                (target.lake.snapshots, ("publish",)),
                 (target._files, ("keep",)),
                 (target._journal, ("intend",)),
             ):
@@ -114,7 +115,7 @@ class AtDelta:
 
     def seen(self) -> dict[str, Rows]:
         lake, found = self.lake(), dict[str, Rows]()
-        named = {row.path: row.table for row in lake.snapshot_rows()} if lake.position() else {}
+        named = {row.path: row.table for row in lake.snapshots.rows()} if lake.snapshots.position() else {}
         for path, table in named.items():
             rows = lake.read(path)  # its newest version: what a restart has not undone shows here
             kept = rows.drop_columns(ROWID) if ROWID in rows.column_names else rows
@@ -122,7 +123,7 @@ class AtDelta:
         return found
 
     def state(self) -> Hashable:
-        return self.lake().position()
+        return self.lake().snapshots.position()
 
     def put_foreign(self, table: str) -> None:
         folder = self.root / SCHEMA / table

@@ -86,6 +86,6 @@ def test_a_replayed_topic_changes_nothing(tmp_path: Path) -> None:
 
 def test_the_position_is_in_the_commit_of_the_snapshot(tmp_path: Path) -> None:
     consume(bank_topic("open-protocol", 0), tmp_path / "target", until=snapshots()[0].ts)
-    text = Lakehouse(tmp_path / "target").position()
+    text = Lakehouse(tmp_path / "target").snapshots.position()
     assert text is not None
     assert str(snapshots()[0].ts) in text

@@ -54,10 +54,10 @@ def test_the_bank_is_equal_and_one_changed_row_is_found(
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, "a version that no snapshot names is not read"
     assert json.loads(done.output)["equal"] is True
-    named = [replace(r, ts=r.ts + 1, version=lake.version(r.path)) for r in lake.snapshot_rows()]
-    position = lake.position()
+    named = [replace(r, ts=r.ts + 1, version=lake.version(r.path)) for r in lake.snapshots.rows()]
+    position = lake.snapshots.position()
     assert position is not None
-    lake.publish(line.ts + 1, named, position)
+    lake.snapshots.publish(line.ts + 1, named, position)
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1
     wrong = [found for found in json.loads(done.output)["tables"] if not found["equal"]]

@@ -348,8 +348,8 @@ def test_small_files_become_one_and_manifests_stay_few(tmp_path: Path) -> None:
     snapshot = table.current_snapshot()
     assert snapshot is not None
     assert len(snapshot.manifests(table.io)) < 12
-    assert len(made.lake.tables.manifests.tasks(made.lake.index.table())) <= of_index.FILES_MAX + 1
-    assert len(made.lake.snapshot_rows()) == 1
+    assert len(made.lake.tables.manifests.tasks(made.lake.snapshots.table())) <= of_index.FILES_MAX + 1
+    assert len(made.lake.snapshots.rows()) == 1
     assert made.held() == {at: at + 1 for at in range(30)}
     made.target.close()
 
@@ -682,14 +682,14 @@ def test_index_rows_rewritten_by_a_concurrent_commit_are_removed_later(
     for at in range(8):
         target.commit(position(at))
     monkeypatch.setattr(of_index, "FILES_MAX", 3)
-    index, gone = target.lake.index, {compose(BEGIN_MS + at) for at in (1, 3, 5)}
+    index, gone = target.lake.snapshots, {compose(BEGIN_MS + at) for at in (1, 3, 5)}
     for at, _ in enumerate(index.forget(gone), 100):
         target.commit(position(at))  # it writes the small files of the table as one
     held = index.table().scan().to_arrow().select(["ts", "path"]).to_pylist()
     assert len(held) == len({tuple(row.values()) for row in held})
     for _ in index.forget(gone):
         pass
-    left = set(of_index.all_ts(index.table()))
+    left = set(index.all_ts())
     assert not left & gone
     assert {compose(BEGIN_MS + at) for at in (0, 2, 4, 6, 7, 100)} <= left
     target.close()

@@ -469,7 +469,7 @@ def test_a_topic_changed_while_it_is_read_stops_the_job_with_the_reason(
     error = stopped_by(spark, source, tmp_path / "added", write_to_a_new_partition)
     assert isinstance(error, Fatal)
     assert "partition 3 was added to the topic" in error.what
-    assert Lakehouse(tmp_path / "added").snapshot_ts() is None, (
+    assert Lakehouse(tmp_path / "added").snapshots.newest_ts() is None, (
         "no snapshot may lack the new partition's rows"
     )
 
@@ -505,7 +505,9 @@ def test_a_recreated_topic_is_not_taken_for_the_one_that_filled_the_target(
     error = stopped_by(spark, source, tmp_path / "running", make_again)
     assert isinstance(error, Fatal)
     assert "a topic is another one than the target was filled from" in error.what
-    assert Lakehouse(tmp_path / "running").snapshot_ts() is None, "nothing of the new one may be in it"
+    assert Lakehouse(tmp_path / "running").snapshots.newest_ts() is None, (
+        "nothing of the new one may be in it"
+    )
 
     assert ended(spark, source, target, line.ts).error is None
     zone = Settings(source, target, time_zone="Asia/Tokyo")

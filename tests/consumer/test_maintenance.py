@@ -53,7 +53,7 @@ def test_without_retention_only_the_newest_stays_and_consuming_continues(tmp_pat
     assert deleted > 0
     assert set(lake.read(SNAPSHOTS)["ts"].to_pylist()) == {position.ts}
     assert differences(target, snapshots()[9]) == {}
-    named = set(lake.named_versions())
+    named = set(lake.snapshots.named_versions())
     assert set(lake.table_paths()) == named, "tables that were dropped or renamed away are gone"
     consume(topic, target, until=snapshots()[11].ts)
     assert differences(target, snapshots()[11]) == {}
@@ -98,7 +98,7 @@ class Grown:
         return [snapshot.tables[made.name].to_arrow()["n"].to_pylist() for made in self.made]
 
     def named(self) -> list[int]:
-        return self.target.lake.snapshots()
+        return self.target.lake.snapshots.all_ts()
 
     def check(self) -> None:
         assert all(self.held(ts) == self.said[ts] for ts in self.named())
@@ -167,7 +167,7 @@ def test_a_dropped_table_can_come_back_when_no_snapshot_names_it_any_more(tmp_pa
     dated(tmp_path)
     while not grown.target.tidy(grown.position):
         pass
-    assert set(grown.target.lake.named_versions()) == {"db/t1"}
+    assert set(grown.target.lake.snapshots.named_versions()) == {"db/t1"}
     grown.target.execute(Restore(dropped, grown.target.dropped()[dropped.table_id]))
     assert grown.target.lake.read("db/t0")["n"].to_pylist() == [1]
 

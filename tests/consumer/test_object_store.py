@@ -132,7 +132,7 @@ def test_a_replaced_writer_writes_not_a_single_object(s3: S3Place, place: AtDelt
         with pytest.raises(Fenced):
             old.execute(Drop(SCHEMA, "log"))
         with pytest.raises(Fenced):
-            list(old.lake.forget(old.lake.snapshots()))
+            list(old.lake.snapshots.forget(old.lake.snapshots.all_ts()))
         left = {name for name in objects(s3) - before if not name.endswith(".parquet")}
         assert left == set(), "a data file that no log names may be left"
     finish(place)
@@ -180,7 +180,7 @@ def test_a_replaced_writer_that_starts_restores_nothing(s3: S3Place, place: AtDe
         assert isinstance(old, DeltaTarget)
         assert isinstance(new, DeltaTarget)
         resume(old, ROWS + 1)
-        rows = old.lake.snapshot_rows()
+        rows = old.lake.snapshots.rows()
         new.lake.begin()
         before = objects(s3)
         with pytest.raises(Fenced):
@@ -349,7 +349,7 @@ def test_upkeep_deletes_what_no_snapshot_needs(
         while not target.tidy(held):
             pass
         after = objects(s3)
-        assert len(place.lake().snapshots()) == 1
+        assert len(place.lake().snapshots.all_ts()) == 1
     gone = before - after
     assert any(name.startswith(f"{SCHEMA}/log/") for name in gone), "of a dropped table"
     assert any(name.startswith(f"{SCHEMA}/seats/") and name.endswith(".parquet") for name in gone)
@@ -421,7 +421,7 @@ def test_a_store_that_denies_access_is_not_taken_for_empty_or_foreign(
     with place.address().opened() as target:
         resume(target, ROWS)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    for ask in (place.lake().position, place.lake().check, place.lake().snapshot_rows):
+    for ask in (place.lake().snapshots.position, place.lake().check, place.lake().snapshots.rows):
         with pytest.raises(InvalidInput, match="refuses access"):
             ask()
     with pytest.raises(InvalidInput, match="refuses access"), place.address().opened():

@@ -262,7 +262,7 @@ def test_other_rules_are_refused_before_anything_is_written(items_source: str, t
     assert open_snapshot(target).ts == 120
     run(again)  # continues, and knows where each table came from
     assert open_snapshot(target).ts == 200
-    held = Position.from_json(applier_of(target).target.lake.position() or "")
+    held = Position.from_json(applier_of(target).target.lake.snapshots.position() or "")
     assert (held.rules, held.sources) == (rules.given, (("copy", "items", "shop", "items"),))
 
 

@@ -114,7 +114,7 @@ def test_a_consumer_reads_by_executors_that_share_no_disk_with_it(
     publish(kafka, topic, messages[:half])
     where = ("--master", spark_cluster.master, "--worker-python", spark_cluster.python)
     process = start(source, target, *where, "--until", str(line.ts), "--commit-interval", "0.1")
-    eventually("a first snapshot", lambda: Lakehouse(target).position() is not None)
+    eventually("a first snapshot", lambda: Lakehouse(target).snapshots.position() is not None)
     for pid in [
         pid for node in NODES for pid in spark_cluster.below(f"worker-{node}", "CoarseGrainedExecutor")
     ]:

@@ -160,84 +160,86 @@ def test_a_named_version_outlives_the_age_of_its_log(lake: Lakehouse) -> None:
 
 
 def test_a_snapshot_carries_its_position_even_without_tables(lake: Lakehouse) -> None:
-    assert lake.position() is None
-    lake.publish(5, [SnapshotRow(5, "a", "b", 1, PATH, 0)], "one")
-    lake.publish(7, [], "two")
-    assert lake.position() == "two"
-    assert lake.snapshot_rows() == []
-    assert [row.path for row in lake.snapshot_rows(6)] == [PATH]
-    assert lake.snapshots() == [5, 7]
-    list(lake.forget([5]))
-    assert lake.snapshots() == [7]
-    assert lake.position() == "two"
+    assert lake.snapshots.position() is None
+    lake.snapshots.publish(5, [SnapshotRow(5, "a", "b", 1, PATH, 0)], "one")
+    lake.snapshots.publish(7, [], "two")
+    assert lake.snapshots.position() == "two"
+    assert lake.snapshots.rows() == []
+    assert [row.path for row in lake.snapshots.rows(6)] == [PATH]
+    assert lake.snapshots.all_ts() == [5, 7]
+    list(lake.snapshots.forget([5]))
+    assert lake.snapshots.all_ts() == [7]
+    assert lake.snapshots.position() == "two"
 
 
 def test_the_snapshot_at_a_moment_is_found_in_any_number_of_files(lake: Lakehouse) -> None:
     for ts in (10, 30, 20, 50, 40):  # files whose bounds overlap, once two of them are one
-        lake.publish(ts, [SnapshotRow(ts, "a", "b", 1, PATH, ts)], f"at {ts}")
+        lake.snapshots.publish(ts, [SnapshotRow(ts, "a", "b", 1, PATH, ts)], f"at {ts}")
     DeltaTable(lake.root / SNAPSHOTS).optimize.compact()
     for ts in (60, 70):
-        Lakehouse(lake.root).publish(ts, [SnapshotRow(ts, "a", "b", 1, PATH, ts)], f"at {ts}")
+        Lakehouse(lake.root).snapshots.publish(ts, [SnapshotRow(ts, "a", "b", 1, PATH, ts)], f"at {ts}")
     for at in range(5, 80, 5):
-        found = [row.version for row in lake.snapshot_rows(at)]
+        found = [row.version for row in lake.snapshots.rows(at)]
         assert found == ([at // 10 * 10] if at >= 10 else [])
-    assert lake.position() == "at 70"
+    assert lake.snapshots.position() == "at 70"
 
 
 def test_snapshots_are_forgotten_in_pieces_of_ten_minutes(tmp_path: Path) -> None:
     lake = Lakehouse(tmp_path)
     stamps = [SLICE * 100 + SLICE // 5 * number for number in range(30)]
     for ts in stamps:
-        lake.publish(ts, [SnapshotRow(ts, "a", "b", 1, PATH, 7)], f"at {ts}")
+        lake.snapshots.publish(ts, [SnapshotRow(ts, "a", "b", 1, PATH, 7)], f"at {ts}")
     forgotten = [*stamps[:5], stamps[12]]
-    pieces = list(lake.forget(forgotten))
+    pieces = list(lake.snapshots.forget(forgotten))
     assert len(pieces) == 5, "the newest ten minutes have few files"
     left = [ts for ts in stamps if ts not in forgotten]
-    assert lake.snapshots() == left
-    assert lake.position() == f"at {stamps[-1]}"
-    assert [[row.ts for row in lake.snapshot_rows(ts)] for ts in left] == [[ts] for ts in left]
+    assert lake.snapshots.all_ts() == left
+    assert lake.snapshots.position() == f"at {stamps[-1]}"
+    assert [[row.ts for row in lake.snapshots.rows(ts)] for ts in left] == [[ts] for ts in left]
     assert lake.file_count(SNAPSHOTS) == 4 + 5
-    assert list(lake.forget([])) == []
-    assert len(list(lake.forget([stamps[6], stamps[13]]))) == 2
+    assert list(lake.snapshots.forget([])) == []
+    assert len(list(lake.snapshots.forget([stamps[6], stamps[13]]))) == 2
     left = [ts for ts in left if ts not in (stamps[6], stamps[13])]
-    assert lake.snapshots() == left
+    assert lake.snapshots.all_ts() == left
     DeltaTable(tmp_path / SNAPSHOTS).optimize.compact()  # somebody's: one file of all the time
-    assert len(list(lake.forget([left[0]]))) == 1
-    assert lake.snapshots() == left[1:]
+    assert len(list(lake.snapshots.forget([left[0]]))) == 1
+    assert lake.snapshots.all_ts() == left[1:]
 
 
 def test_snapshots_in_files_without_bounds_are_found_and_forgotten(tmp_path: Path) -> None:
     """As another tool may write them."""
     lake = Lakehouse(tmp_path)
     for number in (1, 2, 3):
-        lake.publish(number * SLICE, [SnapshotRow(number * SLICE, "a", "b", 1, PATH, number)], f"{number}")
+        lake.snapshots.publish(
+            number * SLICE, [SnapshotRow(number * SLICE, "a", "b", 1, PATH, number)], f"{number}"
+        )
     nothing = {"delta.dataSkippingStatsColumns": "path"}
     DeltaTable(tmp_path / SNAPSHOTS).alter.set_table_properties(nothing)
     DeltaTable(tmp_path / SNAPSHOTS).optimize.compact()
-    assert lake.snapshot_ts(2 * SLICE + 5) == 2 * SLICE
-    assert lake.position() == "3"
-    list(lake.forget([SLICE]))
-    assert lake.snapshots() == [2 * SLICE, 3 * SLICE]
-    assert [row.version for row in lake.snapshot_rows(2 * SLICE)] == [2]
+    assert lake.snapshots.newest_ts(2 * SLICE + 5) == 2 * SLICE
+    assert lake.snapshots.position() == "3"
+    list(lake.snapshots.forget([SLICE]))
+    assert lake.snapshots.all_ts() == [2 * SLICE, 3 * SLICE]
+    assert [row.version for row in lake.snapshots.rows(2 * SLICE)] == [2]
 
 
 def two_writers(root: Path) -> tuple[Lakehouse, Lakehouse]:
     """Two processes that both take themselves for the only one."""
     first = Lakehouse(root)
     first.create(PATH, SCHEMA)
-    first.publish(5, [], "one")
+    first.snapshots.publish(5, [], "one")
     second = Lakehouse(root)
-    assert second.position() == "one"
+    assert second.snapshots.position() == "one"
     return first, second
 
 
 def test_a_consumer_that_was_replaced_names_no_snapshot(tmp_path: Path) -> None:
     old, new = two_writers(tmp_path)
-    new.publish(7, [], "of the new")
+    new.snapshots.publish(7, [], "of the new")
     with pytest.raises(Fatal, match="another consumer has named a snapshot") as caught:
-        old.publish(6, [], "of the old")
+        old.snapshots.publish(6, [], "of the old")
     assert "7" in caught.value.why
-    assert Lakehouse(tmp_path).snapshots() == [5, 7]
+    assert Lakehouse(tmp_path).snapshots.all_ts() == [5, 7]
 
 
 class SlowTables(OwnTables):
@@ -264,11 +266,11 @@ def test_a_commit_that_somebody_else_was_faster_than_fails(
         patch.setattr("tidegate.sink.lakehouse.tables.OwnTables", SlowTables)
         old = Lakehouse(tmp_path)
     next_is(lambda: None)
-    assert old.position() == "one"
-    next_is(lambda: new.publish(7, [], "of the new"))
+    assert old.snapshots.position() == "one"
+    next_is(lambda: new.snapshots.publish(7, [], "of the new"))
     with pytest.raises(Fatal, match="at the same time"):
-        old.publish(6, [], "of the old")
-    assert Lakehouse(tmp_path).snapshots() == [5, 7]
+        old.snapshots.publish(6, [], "of the old")
+    assert Lakehouse(tmp_path).snapshots.all_ts() == [5, 7]
     values = rows((1, 1, None))
     writes: list[Callable[[], object]] = [
         lambda: old.append(PATH, values),
@@ -289,10 +291,10 @@ def test_a_commit_that_somebody_else_was_faster_than_fails(
 
 def test_foreign_changes_to_the_snapshot_table_do_not_stop_the_consumer(tmp_path: Path) -> None:
     lake, _ = two_writers(tmp_path)
-    lake.publish(7, [], "two")
+    lake.snapshots.publish(7, [], "two")
     DeltaTable(tmp_path / SNAPSHOTS).optimize.compact()
-    lake.publish(9, [], "three")
-    assert lake.snapshots() == [5, 7, 9]
+    lake.snapshots.publish(9, [], "three")
+    assert lake.snapshots.all_ts() == [5, 7, 9]
 
 
 def test_a_table_that_is_kept_open_is_seen_as_it_is_on_the_disk(tmp_path: Path) -> None:

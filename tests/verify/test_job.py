@@ -76,10 +76,10 @@ class Pair:
             for at in range(0, len(made), 700):
                 lake.append(path, made.slice(at, 700))
             named.append(SnapshotRow(self.ts, "shop", name, table.id, path, lake.version(path)))
-        if lake.snapshot_rows():
-            lake.republish(self.ts, named)
+        if lake.snapshots.rows():
+            lake.snapshots.republish(self.ts, named)
         else:
-            lake.publish(self.ts, named, "{}")
+            lake.snapshots.publish(self.ts, named, "{}")
 
     def search(self, name: str, bounds: SearchLimits = SMALL, keys: tuple[int, int] | None = None) -> Verdict:
         full = f"shop.{name}"
@@ -153,11 +153,11 @@ def test_ranges_of_keys_bounds_and_what_cannot_be_compared(pair: Pair) -> None:
     with pytest.raises(InvalidInput, match=r"the source has no table shop\.none"):
         tables_at(pair.pd, pair.ts, ["shop.acc", "shop.none"])
     lake = Lakehouse(pair.root)
-    (row,) = [row for row in lake.snapshot_rows() if row.table == "codes"]
+    (row,) = [row for row in lake.snapshots.rows() if row.table == "codes"]
     lake.create(row.path, lake.dataset(row.path).schema, ["n"])
-    lake.republish(pair.ts, [replace(row, version=lake.version(row.path))])
+    lake.snapshots.republish(pair.ts, [replace(row, version=lake.version(row.path))])
     lake.append(row.path, pa.table({"code": ["c00001", "c00002"], "n": pa.array([1, 3], pa.int32())}))
-    lake.republish(pair.ts, [replace(row, version=lake.version(row.path))])
+    lake.snapshots.republish(pair.ts, [replace(row, version=lake.version(row.path))])
     parted = pair.search("codes", SearchLimits(differences=ROWS))
     assert ("changed", "c00002") in reported(parted, "code")
     assert (parted.target_rows, len(parted.differences)) == (2, ROWS - 1)

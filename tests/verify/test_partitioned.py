@@ -44,7 +44,7 @@ def stored(root: Path, columns: list[str]) -> TableSnapshot:
     lake.create(path, SCHEMA, columns)
     for part in (ROWS[:3], ROWS[3:]):
         lake.append(path, table_of(part))
-    lake.publish(TS, [SnapshotRow(TS, "shop", "t", 7, path, lake.version(path))], "{}")
+    lake.snapshots.publish(TS, [SnapshotRow(TS, "shop", "t", 7, path, lake.version(path))], "{}")
     return open_snapshot(root).tables["shop.t"]
 
 

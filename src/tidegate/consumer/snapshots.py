@@ -137,7 +137,7 @@ def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
     InvalidInput when there is none.
     """
     lake = lake_of(target)
-    ts = lake.snapshot_ts(at)
+    ts = lake.snapshots.newest_ts(at)
     if ts is None:
         raise InvalidInput(
             "there is no such snapshot",
@@ -149,7 +149,7 @@ def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
         f"{row.schema}.{row.table}": TableSnapshot(
             row.schema, row.table, row.table_id, _path_of(lake, row.path), row.version, lake, row.path
         )
-        for row in lake.snapshot_rows(ts)
+        for row in lake.snapshots.rows(ts)
     }
     return Snapshot(ts, MappingProxyType(tables))
 
@@ -158,7 +158,7 @@ def check_comparable(target: str | Path) -> None:
     """InvalidInput for a target whose rules make its rows or columns differ from the source's: it keeps
     deleted rows, or ignores changes of columns.
     """
-    text = lake_of(target).position()
+    text = lake_of(target).snapshots.position()
     # Only the rules are read, so that a target can be compared even if another release wrote its position.
     rules = json.loads(text).get("rules", ()) if text is not None else ()
     soft = [rule for rule in rules if rule.startswith(SOFT_DELETE)]

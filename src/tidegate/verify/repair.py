@@ -96,7 +96,7 @@ def apply(root: Path, ts: int, table: TableSnapshot, shape: Shape, found: Sequen
     """
     with target_lock(root):
         lake = Lakehouse(root)
-        named = lake.snapshot_rows()
+        named = lake.snapshots.rows()
         mine = [row for row in named if row.path == table.directory.relative_to(lake.root).as_posix()]
         if not mine or mine[0].ts != ts or mine[0].version != table.version:
             raise InvalidInput(
@@ -116,7 +116,7 @@ def apply(root: Path, ts: int, table: TableSnapshot, shape: Shape, found: Sequen
         version = lake.version(mine[0].path)
         rows = [replace(row, version=version) if row == mine[0] else row for row in named]
         # Named last: a reader of the snapshot sees the whole repair or nothing of it.
-        lake.republish(ts, rows)
+        lake.snapshots.republish(ts, rows)
 
 
 def _keys(shape: Shape) -> pa.Schema:

@@ -46,7 +46,7 @@ class Tidying:
         Begin and continue it only when a snapshot names the newest version of each table. It may be killed at
         any step.
         """
-        for _ in self._lake.forget(self._upkeep.forgotten(self._lake.snapshots())):
+        for _ in self._lake.snapshots.forget(self._upkeep.forgotten(self._lake.snapshots.all_ts())):
             yield 0
         versions = self._decide(position)
         yield 0
@@ -59,7 +59,7 @@ class Tidying:
     def _decide(self, position: Position) -> dict[str, list[int]]:
         """By path, the versions that are still needed, ascending. Tables without any go into the trash."""
         lake = self._lake
-        named = lake.named_versions()
+        named = lake.snapshots.named_versions()
         for path, versions in self._kept(self._upkeep.oldest(position.ts)).items():
             named.setdefault(path, []).extend(versions)
         paths = lake.table_paths()

@@ -70,7 +70,7 @@ class DeltaAddress:
         """The newest snapshot's position, and which process holds the directory's lock."""
         lake = Lakehouse(self.root)
         lake.check()
-        text, pid = lake.position(), lock_holder(self.root)
+        text, pid = lake.snapshots.position(), lock_holder(self.root)
         holder = f"process {pid} on this machine" if pid is not None else ""
         return TargetStatus(Position.from_json(text) if text is not None else None, holder)
 
@@ -129,7 +129,7 @@ class BucketAddress:
         """The newest snapshot's position. The store does not show whether a process still writes."""
         lake = Lakehouse(self.store)
         lake.check()
-        text = lake.position()
+        text = lake.snapshots.position()
         return TargetStatus(Position.from_json(text) if text is not None else None)
 
     def definitions(self) -> Mapping[Name, Definition]:
@@ -147,12 +147,12 @@ class BucketAddress:
 def definitions_in(lake: Lakehouse) -> dict[Name, Definition]:
     """The definitions of the tables in the newest snapshot."""
     lake.check()
-    text, files = lake.position(), DefinitionFiles(lake.store)
+    text, files = lake.snapshots.position(), DefinitionFiles(lake.store)
     if text is None:
         return {}
     files.read()
     position, found = Position.from_json(text), dict[Name, Definition]()
-    for row in lake.snapshot_rows(position.ts):
+    for row in lake.snapshots.rows(position.ts):
         held = lake.dataset(row.path, row.version).schema
         found[row.schema, row.table], _ = files.find(row.path, held.equals, held.names, position)
     return found

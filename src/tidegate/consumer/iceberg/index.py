@@ -109,6 +109,32 @@ class Index:
         self.named_since |= {(row.path, row.version) for row in rows}
         self._small = 1 if small or self._small is None else self._small + 1
 
+    def rows(self, at: int | None = None) -> list[SnapshotRow]:
+        """The tables of the newest snapshot with ts <= `at` (None: the newest of all)."""
+        with self._tables.translated(PATH):
+            ts = newest(self.table(), at)
+            return [] if ts is None else rows_at(self.table(), ts)
+
+    def all_ts(self) -> list[int]:
+        """The ts of all snapshots, ascending."""
+        with self._tables.translated(PATH):
+            return sorted(
+                pc.unique(_scan(self.table(), GreaterThanOrEqual("ts", 0), ["ts"])["ts"]).to_pylist()
+            )
+
+    def named_versions(self) -> dict[str, list[int]]:
+        """By path, the table's snapshots that some snapshot of the target names."""
+        with self._tables.translated(PATH):
+            rows = _scan(self.table(), GreaterThanOrEqual("ts", 0), ["path", "snapshot_id"])
+        found: dict[str, list[int]] = {}
+        distinct = rows.group_by(["path", "snapshot_id"]).aggregate([])
+        for path, version in zip(
+            distinct["path"].to_pylist(), distinct["snapshot_id"].to_pylist(), strict=True
+        ):
+            if path is not None:
+                found.setdefault(path, []).append(version)
+        return found
+
     def _small_files(self) -> list[FileScanTask]:
         """The small files, if there are so many that they must be merged; otherwise none."""
         if self._small is not None and self._small <= FILES_MAX:
@@ -196,22 +222,6 @@ def position_of(table: Table, ts: int | None) -> str | None:
         return None
     held = _scan(table, EqualTo("ts", ts), ["ts", "position"])["position"].drop_null()
     return str(held[-1]) if len(held) else None
-
-
-def all_ts(table: Table) -> list[int]:
-    """The ts of all snapshots, ascending."""
-    return sorted(pc.unique(_scan(table, GreaterThanOrEqual("ts", 0), ["ts"])["ts"]).to_pylist())
-
-
-def named(table: Table) -> dict[str, list[int]]:
-    """By path, the table's snapshots that some snapshot of the target names."""
-    rows = _scan(table, GreaterThanOrEqual("ts", 0), ["path", "snapshot_id"])
-    found: dict[str, list[int]] = {}
-    distinct = rows.group_by(["path", "snapshot_id"]).aggregate([])
-    for path, snapshot in zip(distinct["path"].to_pylist(), distinct["snapshot_id"].to_pylist(), strict=True):
-        if path is not None:
-            found.setdefault(path, []).append(snapshot)
-    return found
 
 
 def _scan(table: Table, wanted: BooleanExpression, columns: Sequence[str]) -> pa.Table:

@@ -130,7 +130,7 @@ class IcebergLake:
         return self._writer[1]
 
     @property
-    def index(self) -> Index:
+    def snapshots(self) -> Index:
         """The table of snapshots, once `begin` was called."""
         assert self._writer is not None, "begin first"
         return self._writer[2]
@@ -142,21 +142,6 @@ class IcebergLake:
             self._writer = None
 
     # --- what there is
-
-    def position(self) -> str | None:
-        """The position that `publish` committed with the newest snapshot; None: there is no snapshot."""
-        return self.index.position()
-
-    def snapshot_rows(self, at: int | None = None) -> list[SnapshotRow]:
-        """The tables of the newest snapshot with ts <= `at` (None: the newest of all)."""
-        with self.tables.translated(index.PATH):
-            ts = index.newest(self.index.table(), at)
-            return [] if ts is None else index.rows_at(self.index.table(), ts)
-
-    def named_versions(self) -> dict[str, list[int]]:
-        """By path, the table's snapshots that some snapshot of the target names."""
-        with self.tables.translated(index.PATH):
-            return index.named(self.index.table())
 
     def table_paths(self) -> list[str]:
         """The paths of all tables in the catalog except the table of snapshots."""
@@ -316,10 +301,6 @@ class IcebergLake:
             replaced = [task.file for part in chosen for task in part]
             self._commit(writing, files, Change(replaced, made))
         return True
-
-    def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
-        """Name a snapshot: the commit point. `position` is part of the same commit."""
-        self.index.publish(ts, rows, position)
 
 
 def _name(schema: str, table: str) -> tuple[str, str]:

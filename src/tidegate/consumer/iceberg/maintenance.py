@@ -39,15 +39,13 @@ class Tidying:
         lake = self._lake
         # Otherwise files that a successor has removed already would be missed.
         lake.check_writer()
-        with lake.tables.translated(index.PATH):
-            snapshots = index.all_ts(lake.index.table())
-        for _ in lake.index.forget(self._upkeep.forgotten(snapshots)):
+        for _ in lake.snapshots.forget(self._upkeep.forgotten(lake.snapshots.all_ts())):
             yield 0
         # One piece, so that the decision is made at one moment. Later tables and snapshots are not affected.
-        paths, needed = lake.table_paths(), lake.named_versions()
+        paths, needed = lake.table_paths(), lake.snapshots.named_versions()
         # Everything that is named by now is in `needed`. From here on `named_since` has what commits between
         # the pieces add.
-        lake.index.named_since.clear()
+        lake.snapshots.named_since.clear()
         since = self._upkeep.oldest(position.ts)
         yield 0
         for path in [*paths, index.PATH]:
@@ -75,7 +73,7 @@ class Tidying:
         needed = {path: set(versions) for path, versions in decided.items()}
         for path, versions in self._kept(since).items():
             needed.setdefault(path, set()).update(versions)
-        for path, version in self._lake.index.named_since:
+        for path, version in self._lake.snapshots.named_since:
             needed.setdefault(path, set()).add(version)
         return needed
 

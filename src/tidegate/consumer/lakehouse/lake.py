@@ -18,12 +18,35 @@ from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 from tidegate.sink.lakehouse.store import Store
 
 
+class Snapshots(Protocol):
+    """The table whose commits name snapshots, of one target. One thread writes it."""
+
+    def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
+        """Name a snapshot: the commit point. `position` is part of the same commit.
+
+        Fatal or Fenced when another consumer has named one meanwhile.
+        """
+
+    def position(self) -> str | None:
+        """The position that `publish` committed with the newest snapshot; None if there is no snapshot."""
+
+    def rows(self, at: int | None = None) -> list[SnapshotRow]:
+        """The tables of the newest snapshot with ts <= `at` (None: the newest of all)."""
+
+    def named_versions(self) -> dict[str, list[int]]:
+        """By path, the versions that some snapshot names."""
+
+
 class Lake(Protocol):
     """The tables below one root directory. One process writes; its threads may write different tables."""
 
     @property
     def store(self) -> Store:
         """The store that holds the files."""
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """The table of snapshots."""
 
     # --- what there is
 
@@ -35,15 +58,6 @@ class Lake(Protocol):
 
     def check_writer(self) -> None:
         """Fenced if another process has taken the target over, where no lock prevents that."""
-
-    def position(self) -> str | None:
-        """The position that `publish` committed with the newest snapshot; None if there is no snapshot."""
-
-    def snapshot_rows(self, at: int | None = None) -> list[SnapshotRow]:
-        """The tables of the newest snapshot with ts <= `at` (None: the newest of all)."""
-
-    def named_versions(self) -> dict[str, list[int]]:
-        """By path, the versions that some snapshot names."""
 
     def table_paths(self) -> list[str]:
         """The paths of all tables; tables that are not the consumer's may be among them."""
@@ -110,9 +124,3 @@ class Lake(Protocol):
 
     def compact(self, path: str, keys: Sequence[str]) -> bool:
         """Merge small data files if there are many; the rows stay the same. Returns whether it did so."""
-
-    def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
-        """Name a snapshot: the commit point. `position` is part of the same commit.
-
-        Fatal or Fenced when another consumer has named one meanwhile.
-        """

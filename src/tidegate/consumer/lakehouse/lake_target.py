@@ -146,13 +146,13 @@ class LakeTarget:
         self._files.read()
         self.tables.clear()
         self._round = None
-        text = self.lake.position()
+        text = self.lake.snapshots.position()
         if text is None:  # marked tables that no snapshot names were left by a first run that was killed
             for path in self.lake.table_paths():
                 self.lake.discard(path)
             return None
         position = Position.from_json(text)
-        rows = self.lake.snapshot_rows(position.ts)
+        rows = self.lake.snapshots.rows(position.ts)
         # docs/guarantees.md#each-change-is-in-a-target-once: what no snapshot names is undone, and its rows
         # are read again.
         # Before any definition is looked up, because columns are read from the restored versions.
@@ -176,7 +176,7 @@ class LakeTarget:
         if unknown:
             # A table that an older snapshot names is still needed to read that snapshot; a dropped one for
             # RECOVER TABLE.
-            unknown -= self.lake.named_versions().keys() | self.dropped_versions().keys()
+            unknown -= self.lake.snapshots.named_versions().keys() | self.dropped_versions().keys()
         for path in sorted(unknown):
             self.lake.discard(path)
 
@@ -319,7 +319,7 @@ class LakeTarget:
         # rows.
         position = replace(position, definitions=numbers)
         # docs/guarantees.md#snapshots-are-whole: all tables are named in one commit.
-        self.lake.publish(position.ts, rows, position.to_json())
+        self.lake.snapshots.publish(position.ts, rows, position.to_json())
         return position
 
     def set_aside(self, failed: TableFailed, begin: Position) -> tuple[SetAside, ...]:

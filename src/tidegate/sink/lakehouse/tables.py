@@ -22,7 +22,7 @@ The threads of one process may write to different tables at once.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -37,7 +37,7 @@ from tidegate.sink.lakehouse import delta_commit
 from tidegate.sink.lakehouse.delta_commit import MARK, configuration
 from tidegate.sink.lakehouse.own_tables import OwnTables, entries_of, files_of, listed
 from tidegate.sink.lakehouse.partition_values import check_rows, columns_of, files_of_fullest, values_of
-from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES, SnapshotRow
+from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES
 from tidegate.sink.lakehouse.snapshot_table import SnapshotTable
 from tidegate.sink.lakehouse.store import OWN, SNAPSHOTS, DiskStore, Store, store_of, translated
 from tidegate.sink.lakehouse.table_files import TableFiles
@@ -72,7 +72,8 @@ class Lakehouse:
                 fix="choose another directory",
             )
         self._tables = OwnTables(self.store)
-        self._snapshots = SnapshotTable(self.store, self._tables)
+        self.snapshots = SnapshotTable(self.store, self._tables)
+        """The table of snapshots: an append to it is the commit point of the target."""
 
     @property
     def root(self) -> Path:
@@ -279,7 +280,7 @@ class Lakehouse:
         path = table_path(schema, table)
         if not self.store.shared:
             return path
-        named = {(row.schema, row.table): row.path for row in self.snapshot_rows()}
+        named = {(row.schema, row.table): row.path for row in self.snapshots.rows()}
         if (schema, table) in named:
             return named[schema, table]
         taken = f"{USED_PATHS}/{path}"
@@ -288,40 +289,6 @@ class Lakehouse:
         if self.store.create(taken, b""):
             return path
         return f"{path}~{uuid.uuid4().hex[:8]}"
-
-    # --- snapshots
-
-    def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
-        """Name a snapshot: the commit point. See `SnapshotTable.publish`."""
-        self._snapshots.publish(ts, rows, position)
-
-    def republish(self, ts: int, rows: Sequence[SnapshotRow]) -> None:
-        """Replace the rows that name the snapshot at `ts` with `rows`, in one commit."""
-        self._snapshots.republish(ts, rows)
-
-    def position(self) -> str | None:
-        """The position committed with the newest snapshot; None for a new target; Fatal if it was removed."""
-        return self._snapshots.position()
-
-    def snapshot_ts(self, at: int | None = None) -> int | None:
-        """The ts of the newest snapshot with ts <= `at` (None: the newest of all)."""
-        return self._snapshots.newest_ts(at)
-
-    def snapshot_rows(self, at: int | None = None) -> list[SnapshotRow]:
-        """The tables of the newest snapshot with ts <= `at` (None: the newest of all)."""
-        return self._snapshots.rows(at)
-
-    def snapshots(self) -> list[int]:
-        """The ts of all snapshots, ascending."""
-        return self._snapshots.all_ts()
-
-    def forget(self, snapshots: Collection[int]) -> Iterator[None]:
-        """Remove these snapshots from the table of snapshots: see `SnapshotTable.forget`."""
-        return self._snapshots.forget(snapshots)
-
-    def named_versions(self) -> dict[str, list[int]]:
-        """Every path and the versions of it that some snapshot names."""
-        return self._snapshots.named_versions()
 
     # --- tables that no snapshot names
 
