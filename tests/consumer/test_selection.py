@@ -277,7 +277,7 @@ def test_a_write_that_was_begun_keeps_its_rules_too(
     with MySqlAddress(mariadb, "begun", tmp_path / "own").opened() as one:
         one.recover()
         begun = position(rules=rules.given).to_json()
-        one._progress.begin(begun, {0: "1"})
+        one._progress.batch.begin(begun, {0: "1"})
     settings = Settings(items_source, target, master="workers[1]", database=database, until=2**60)
     with pytest.raises(InvalidInput, match="was filled under other rules"):
         run(settings)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.consumer.mysql.test_values import VARCHAR, column
+from tidegate.consumer.mysql.batch import OPEN, Reached
 from tidegate.consumer.mysql.digest import Digest, EarlierDigest, kind_of, plain
 from tidegate.consumer.mysql.literals import bag_deletes, deletes, inserts
-from tidegate.consumer.mysql.progress import OPEN, Reached
 from tidegate.consumer.mysql.texts import Texts
 from tidegate.consumer.table.convert import LONGLONG
 

@@ -134,13 +134,13 @@ def test_readers_see_parts_only_where_a_transaction_may_not_be_so_large(
     seen = set[int]()
 
     def watch(target: MySqlTarget) -> None:
-        ends = target._progress.part_ends
+        ends = target._progress.batch.part_ends
 
         def look_and_end(*arguments: Any, **named: Any) -> None:
             seen.add(len(held(server)))
             ends(*arguments, **named)
 
-        target._progress.part_ends = look_and_end  # type: ignore[method-assign]
+        target._progress.batch.part_ends = look_and_end  # type: ignore[method-assign]
 
     consume(address(server, tmp_path, transaction=transaction), swaps(), 300, watch)
     assert held(server) == after()
@@ -156,14 +156,14 @@ def test_all_rows_are_converted_before_anything_is_begun(server: MySqlServer, tm
     cut: list[bool] = []
 
     def watch(target: MySqlTarget) -> None:
-        begin = target._progress.begin_parts
+        begin = target._progress.batch.begin_parts
 
         def look_and_begin(*arguments: Any) -> Any:
             files = list(tmp_path.rglob("parts-*.arrow"))
             cut.append(bool(files) and all(file.stat().st_size > ROWS for file in files))
             return begin(*arguments)
 
-        target._progress.begin_parts = look_and_begin  # type: ignore[method-assign]
+        target._progress.batch.begin_parts = look_and_begin  # type: ignore[method-assign]
 
     consume(address(server, tmp_path), swaps(), 200, watch)
     assert cut == [True]
@@ -193,13 +193,13 @@ def test_parts_that_are_in_are_not_written_again(server: MySqlServer, tmp_path: 
     written: list[int] = []
 
     def watch(target: MySqlTarget) -> None:
-        ends = target._progress.part_ends
+        ends = target._progress.batch.part_ends
 
         def note_and_end(lane: int, connection: Connection, at: Any, *, last: bool) -> None:
             written.append(at.parts)
             ends(lane, connection, at, last=last)
 
-        target._progress.part_ends = note_and_end  # type: ignore[method-assign]
+        target._progress.batch.part_ends = note_and_end  # type: ignore[method-assign]
 
     other = Sizes(SIZES.step // 2, SIZES.part // 3)  # the parts are those that were begun
     consume(address(server, tmp_path, transaction=1), swaps(), 300, watch, other)
@@ -233,7 +233,7 @@ def test_a_write_that_an_earlier_release_began_is_completed(
         raise Killed
 
     def die(target: MySqlTarget) -> None:
-        target._progress.lane = killed  # type: ignore[method-assign]
+        target._progress.batch.lane = killed  # type: ignore[method-assign]
 
     def alive(target: MySqlTarget) -> None:
         pass
@@ -243,7 +243,7 @@ def test_a_write_that_an_earlier_release_began_is_completed(
     # The first dies in the midst of its parts, the other one before a lane is committed.
     mortal = server if whole else MortalServer.at(server, 60)
     with monkeypatch.context() as patch:
-        patch.setattr("tidegate.consumer.mysql.target.kind_of", lambda held: EarlierDigest)
+        patch.setattr("tidegate.consumer.mysql.row_writer.kind_of", lambda held: EarlierDigest)
         with pytest.raises(Killed):
             consume(address(mortal, tmp_path, transaction=1), swaps(), 300, die if whole else alive, sizes)
     (digest,) = digests(server)
@@ -269,7 +269,7 @@ def test_a_zombie_between_two_parts_is_fenced(server: MySqlServer, tmp_path: Pat
     taken = []
 
     def take_over(target: MySqlTarget) -> None:
-        ends = target._progress.part_ends
+        ends = target._progress.batch.part_ends
 
         def take_and_end(lane: int, connection: Connection, at: Any, *, last: bool) -> None:
             ends(lane, connection, at, last=last)
@@ -279,7 +279,7 @@ def test_a_zombie_between_two_parts_is_fenced(server: MySqlServer, tmp_path: Pat
                     other.recover()
                     taken.extend(held(server))
 
-        target._progress.part_ends = take_and_end  # type: ignore[method-assign]
+        target._progress.batch.part_ends = take_and_end  # type: ignore[method-assign]
 
     with pytest.raises(Fenced):
         consume(address(server, tmp_path, transaction=1), swaps(), 300, take_over)
@@ -295,7 +295,7 @@ def test_a_zombie_whose_connection_lives_matches_no_row(server: MySqlServer, tmp
     raised = []
 
     def raise_token(target: MySqlTarget) -> None:
-        begins = target._progress.part_begins
+        begins = target._progress.batch.part_begins
 
         def raise_and_begin(lane: int, connection: Connection, at: Any) -> None:
             if at.parts == 3:
@@ -308,7 +308,7 @@ def test_a_zombie_whose_connection_lives_matches_no_row(server: MySqlServer, tmp
                 connection.begin()
             begins(lane, connection, at)
 
-        target._progress.part_begins = raise_and_begin  # type: ignore[method-assign]
+        target._progress.batch.part_begins = raise_and_begin  # type: ignore[method-assign]
 
     with pytest.raises(Fenced):
         consume(address(server, tmp_path, transaction=1), swaps(), 300, raise_token)
@@ -331,7 +331,7 @@ def test_connections_that_break_between_parts_are_taken_over(server: MySqlServer
     broken: Sequence[int] = (2, 5, 7)
 
     def break_some(target: MySqlTarget) -> None:
-        ends, left = target._progress.part_ends, set(broken)
+        ends, left = target._progress.batch.part_ends, set(broken)
 
         def end_and_break(lane: int, connection: Connection, at: Any, *, last: bool) -> None:
             ends(lane, connection, at, last=last)
@@ -339,7 +339,7 @@ def test_connections_that_break_between_parts_are_taken_over(server: MySqlServer
                 left.discard(at.parts)
                 connection._force_close()
 
-        target._progress.part_ends = end_and_break  # type: ignore[method-assign]
+        target._progress.batch.part_ends = end_and_break  # type: ignore[method-assign]
 
     consume(address(server, tmp_path, transaction=1), swaps(), 300, break_some)
     assert held(server) == after()

@@ -49,7 +49,7 @@ def ids(rows: Connection, name: str) -> list[int]:
 
 def write(connection: Connection, progress: Progress, name: str, lane: int, *written: int) -> None:
     connection.begin()
-    progress.lane(lane, connection)
+    progress.batch.lane(lane, connection)
     insert(connection, name, *written)
     connection.commit()
 
@@ -65,10 +65,10 @@ def test_a_batch_moves_the_position_when_all_its_lanes_are_through(
 ) -> None:
     first, held = taken(mariadb, name)
     assert held == TargetRecord(None, None, None, {})
-    assert first.begin("p1", {0: "a", 1: "b"}) == [0, 1]
+    assert first.batch.begin("p1", {0: "a", 1: "b"}) == [0, 1]
     for lane in (0, 1):
         write(first.hold.lane_connection(lane), first, name, lane, lane)
-    first.end("p1")
+    first.batch.end("p1")
     first.move("p2")
     _, held = taken(mariadb, name)
     assert held == TargetRecord("p2", None, None, {})
@@ -79,15 +79,15 @@ def test_a_restart_writes_the_lanes_that_are_missing_and_no_other(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     first, _ = taken(mariadb, name)
-    first.begin("p1", {0: "a", 1: "b"})
+    first.batch.begin("p1", {0: "a", 1: "b"})
     write(first.hold.lane_connection(1), first, name, 1, 1)
     second, held = taken(mariadb, name)
     assert held == TargetRecord(None, "p1", None, {})
-    assert second.begin("p1", {0: "a", 1: "b"}) == [0]
+    assert second.batch.begin("p1", {0: "a", 1: "b"}) == [0]
     write(second.hold.lane_connection(0), second, name, 0, 0)
-    second.end("p1")
+    second.batch.end("p1")
     assert ids(rows, name) == [0, 1]
-    assert second.begin("p2", {1: "c"}) == [1], "the next batch is a new one"
+    assert second.batch.begin("p2", {1: "c"}) == [1], "the next batch is a new one"
 
 
 @pytest.mark.parametrize("digests", [{0: "a", 1: "x"}, {0: "a"}, {0: "a", 1: "b", 2: "c"}])
@@ -95,27 +95,27 @@ def test_other_rows_than_before_are_not_written(
     mariadb: MySqlServer, rows: Connection, name: str, digests: dict[int, str]
 ) -> None:
     first, _ = taken(mariadb, name)
-    first.begin("p1", {0: "a", 1: "b"})
+    first.batch.begin("p1", {0: "a", 1: "b"})
     second, _ = taken(mariadb, name)
     differs = sorted({0: "a", 1: "b"}.items() ^ digests.items())[0][0]
     with pytest.raises(Fatal, match=f"lane {differs}"):
-        second.begin("p1", digests)
+        second.batch.begin("p1", digests)
 
 
 def test_an_open_transaction_of_a_replaced_consumer_is_never_committed(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     old, _ = taken(mariadb, name)
-    old.begin("p1", {0: "a"})
+    old.batch.begin("p1", {0: "a"})
     connection = old.hold.lane_connection(0)
     connection.begin()
-    old.lane(0, connection)
+    old.batch.lane(0, connection)
     insert(connection, name, 7)
     new, held = taken(mariadb, name)
     assert held.begun == "p1"
     with pytest.raises(pymysql.err.MySQLError):
         connection.commit()
-    assert new.begin("p1", {0: "a"}) == [0], "nothing of the lane is in"
+    assert new.batch.begin("p1", {0: "a"}) == [0], "nothing of the lane is in"
     assert ids(rows, name) == []
 
 
@@ -123,15 +123,15 @@ def test_an_old_consumer_that_wakes_up_can_do_nothing_at_any_step(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     old, _ = taken(mariadb, name)
-    old.begin("p1", {0: "a"})
+    old.batch.begin("p1", {0: "a"})
     taken(mariadb, name)
     fresh = mariadb.connect()  # it may reopen connections, which nobody can end before
     fresh.begin()
     with pytest.raises(Fenced):
-        old.lane(0, fresh)
+        old.batch.lane(0, fresh)
     fresh.rollback()
     for step in (
-        lambda: old.end("p1"),
+        lambda: old.batch.end("p1"),
         lambda: old.move("p9"),
         lambda: old.record_ddl("ddl", {(name, "t"): "{}"}),
         old.hold.check_lock,
@@ -141,12 +141,12 @@ def test_an_old_consumer_that_wakes_up_can_do_nothing_at_any_step(
             step()
     third, held = taken(mariadb, name)
     assert held == TargetRecord(None, "p1", None, {})
-    third.begin("p1", {0: "a"})
-    third.end("p1")
+    third.batch.begin("p1", {0: "a"})
+    third.batch.end("p1")
     old.hold._control = mariadb.connect()
-    old._begun = False
+    old.batch._begun = False
     with pytest.raises(Fenced):
-        old.begin("p2", {0: "a"})
+        old.batch.begin("p2", {0: "a"})
 
 
 def test_a_statement_without_a_transaction_has_ended_when_the_lock_is_free(
@@ -188,16 +188,16 @@ def test_a_lost_connection_is_no_proof_of_anything_and_is_taken_over(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     first, _ = taken(mariadb, name)
-    first.begin("p1", {0: "a"})
+    first.batch.begin("p1", {0: "a"})
     write(first.hold.lane_connection(0), first, name, 0, 5)
     with rows.cursor() as cursor:
         cursor.execute(f"KILL {first.hold.control.thread_id()}")
     with pytest.raises(Retryable):
-        first.end("p1")
+        first.batch.end("p1")
     held = first.take_again()
     assert held.begun == "p1"
-    assert first.begin("p1", {0: "a"}) == [], "the lane is through"
-    first.end("p1")
+    assert first.batch.begin("p1", {0: "a"}) == [], "the lane is through"
+    first.batch.end("p1")
 
 
 def test_who_was_taken_over_does_not_take_over_again(
@@ -260,19 +260,19 @@ def test_a_position_whose_commit_lost_its_answer_is_moved_once(
     mariadb: MySqlServer, rows: Connection, name: str, effective: bool
 ) -> None:
     first, _ = taken(mariadb, name)
-    first.begin("p1", {0: "a"})
-    number = first.number
+    first.batch.begin("p1", {0: "a"})
+    number = first.batch.number
     write(first.hold.lane_connection(0), first, name, 0, 5)
     lose_answer(first.hold.control, effective=effective)
     with pytest.raises(Retryable):
-        first.end("p1")
+        first.batch.end("p1")
     held = first.take_again()
     assert (held.position, held.begun) == (("p1", None) if effective else (None, "p1"))
-    assert first.has_ended(number) is effective
+    assert first.batch.has_ended(number) is effective
     if not effective:
-        assert first.begin("p1", {0: "a"}) == [], "its rows are in already"
-        first.end("p1")
-    assert first.begin("p2", {0: "b"}) == [0], "the next batch is a new one"
+        assert first.batch.begin("p1", {0: "a"}) == [], "its rows are in already"
+        first.batch.end("p1")
+    assert first.batch.begin("p2", {0: "b"}) == [0], "the next batch is a new one"
 
 
 @pytest.mark.parametrize("effective", [False, True])
@@ -282,11 +282,11 @@ def test_a_batch_whose_begin_lost_its_answer_is_begun_once(
     first, _ = taken(mariadb, name)
     lose_answer(first.hold.control, effective=effective)
     with pytest.raises(Retryable):
-        first.begin("p1", {0: "a"})
+        first.batch.begin("p1", {0: "a"})
     first.take_again()
-    assert first.begin("p1", {0: "a"}) == [0]
+    assert first.batch.begin("p1", {0: "a"}) == [0]
     write(first.hold.lane_connection(0), first, name, 0, 5)
-    first.end("p1")
+    first.batch.end("p1")
     assert taken(mariadb, name)[1] == TargetRecord("p1", None, None, {})
 
 
@@ -294,13 +294,13 @@ def test_a_lane_whose_commit_lost_its_answer_is_seen_to_be_through(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     first, _ = taken(mariadb, name)
-    first.begin("p1", {0: "a", 1: "b"})
+    first.batch.begin("p1", {0: "a", 1: "b"})
     connection = first.hold.lane_connection(1)
     lose_answer(connection, effective=True)
     with pytest.raises(pymysql.err.OperationalError):
         write(connection, first, name, 1, 5)
     first.take_again()
-    assert first.begin("p1", {0: "a", 1: "b"}) == [0]
+    assert first.batch.begin("p1", {0: "a", 1: "b"}) == [0]
 
 
 def test_a_consumer_that_was_ended_does_not_end_the_one_that_took_over(
@@ -308,16 +308,16 @@ def test_a_consumer_that_was_ended_does_not_end_the_one_that_took_over(
 ) -> None:
     """Else the two would end each other in turns, and the older one would write old rows once more."""
     old, _ = taken(mariadb, name)
-    old.begin("p1", {0: "a"})
+    old.batch.begin("p1", {0: "a"})
     new, _ = taken(mariadb, name)
     with pytest.raises(Retryable):
-        old.end("p1")
+        old.batch.end("p1")
     for _ in range(2):
         with pytest.raises(Fenced):
             old.take_again()
-    assert new.begin("p1", {0: "a"}) == [0]
+    assert new.batch.begin("p1", {0: "a"}) == [0]
     write(new.hold.lane_connection(0), new, name, 0, 5)
-    new.end("p1")
+    new.batch.end("p1")
     with pytest.raises(Fenced):
         old.take_again()
     new.move("p2")
@@ -327,7 +327,7 @@ def test_a_takeover_whose_commit_is_lost_shares_no_token_with_another(
     mariadb: MySqlServer, rows: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = taken(mariadb, name)
-    first.begin("p1", {0: "a"})
+    first.batch.begin("p1", {0: "a"})
     with monkeypatch.context() as broken:
         broken.setattr(pymysql.connections.Connection, "commit", fail)
         with pytest.raises(Retryable):
@@ -362,9 +362,9 @@ def test_one_that_slept_while_it_took_over_again_is_fenced(
     def sleeping(hold: Hold, *, again: bool = False) -> None:
         if hold is old.hold and not others:
             others.append(taken(mariadb, name)[0])
-            others[0].begin("p1", {0: "a"})
+            others[0].batch.begin("p1", {0: "a"})
             write(others[0].hold.lane_connection(0), others[0], name, 0, 5)
-            others[0].end("p1")
+            others[0].batch.end("p1")
         wait(hold, again=again)
 
     monkeypatch.setattr(Hold, "take_lock", sleeping)
@@ -392,10 +392,10 @@ def test_a_transaction_that_nobody_can_end_is_waited_for_and_seen(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     old, _ = taken(mariadb, name)
-    old.begin("p1", {0: "a", 1: "b"})
+    old.batch.begin("p1", {0: "a", 1: "b"})
     connection = mariadb.connect()  # it has no lock by which a taker could find it
     connection.begin()
-    old.lane(0, connection)
+    old.batch.lane(0, connection)
     insert(connection, name, 7)
     found: list[tuple[Progress, TargetRecord]] = []
     taker = threading.Thread(target=lambda: found.append(taken(mariadb, name)))
@@ -408,7 +408,7 @@ def test_a_transaction_that_nobody_can_end_is_waited_for_and_seen(
     taker.join()
     ((new, held),) = found
     assert held.begun == "p1"
-    assert new.begin("p1", {0: "a", 1: "b"}) == [1], "lane 0 is through"
+    assert new.batch.begin("p1", {0: "a", 1: "b"}) == [1], "lane 0 is through"
     assert ids(rows, name) == [7]
 
 
@@ -417,11 +417,11 @@ def test_after_a_deadlock_the_lane_that_lost_is_written_again(
 ) -> None:
     insert(rows, name, 1, 2)
     first, _ = taken(mariadb, name)
-    first.begin("p1", {0: "a", 1: "b"})
+    first.batch.begin("p1", {0: "a", 1: "b"})
     lanes = [first.hold.lane_connection(0), first.hold.lane_connection(1)]
     for lane, connection in enumerate(lanes):
         connection.begin()
-        first.lane(lane, connection)
+        first.batch.lane(lane, connection)
         change(connection, name, lane + 1)
     errors: list[pymysql.err.MySQLError] = []
 
@@ -441,9 +441,9 @@ def test_after_a_deadlock_the_lane_that_lost_is_written_again(
     (error,) = errors
     assert isinstance(translated(error, mariadb), Retryable)
     first.take_again()
-    (again,) = first.begin("p1", {0: "a", 1: "b"})
+    (again,) = first.batch.begin("p1", {0: "a", 1: "b"})
     write(first.hold.lane_connection(again), first, name, again, 9)
-    first.end("p1")
+    first.batch.end("p1")
     assert ids(rows, name) == [9, 101, 102]
 
 
@@ -456,16 +456,16 @@ def test_a_record_that_somebody_has_changed_is_no_fence(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     first, _ = taken(mariadb, name)
-    first.begin("p1", {0: "a"})
+    first.batch.begin("p1", {0: "a"})
     with rows.cursor() as cursor:
         cursor.execute("UPDATE tidegate.progress SET batch=7 WHERE consumer=%s", (name,))
     with pytest.raises(Fatal, match="batch 7, and not 1"):
-        first.end("p1")
+        first.batch.end("p1")
     first, _ = taken(mariadb, name)
     with rows.cursor() as cursor:
         cursor.execute("DELETE FROM tidegate.progress WHERE consumer=%s", (name,))
     with pytest.raises(Fatal, match="it is gone"):
-        first.end("p1")
+        first.batch.end("p1")
 
 
 @pytest.mark.parametrize("sign", ["/", "?", "#", "[", "1/", "1?", "1#"])

@@ -18,9 +18,9 @@ import pymysql
 
 from tidegate.consumer.applying.stats import Stats
 from tidegate.consumer.applying.target import Name, TableFailed, blaming
+from tidegate.consumer.mysql.batch import Batch
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.parts import PartedLane
-from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
 from tidegate.errors import Fatal
@@ -37,10 +37,10 @@ def lane_of(schema: str, table: str, lanes: int) -> int:
 class Lanes:
     """The lanes of one target. Calls come from one thread; each lane writes in a thread of its own."""
 
-    def __init__(self, server: MySqlServer, hold: Hold, progress: Progress, count: int, stats: Stats) -> None:
+    def __init__(self, server: MySqlServer, hold: Hold, batch: Batch, count: int, stats: Stats) -> None:
         """`stats`: counts the rows to delete that were not found."""
         self.count = count
-        self._server, self._hold, self._progress, self._stats = server, hold, progress, stats
+        self._server, self._hold, self._batch, self._stats = server, hold, batch, stats
         self._connections: dict[int, Connection] = {}
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="lane")
 
@@ -72,7 +72,7 @@ class Lanes:
             connection.begin()
             # First, so that a consumer that is taking over either waits for this transaction or makes this
             # statement match nothing.
-            self._progress.lane(number, connection)
+            self._batch.lane(number, connection)
             # The lane is marked in the transaction of its rows, so a restart knows which lanes are written.
             missing = _run(connection, made, self._blaming)
             connection.commit()
@@ -81,7 +81,7 @@ class Lanes:
     def write_parts(self, lane: PartedLane, makers: Executor, *, split: bool) -> int:
         """Write a lane part by part: `PartedLane.write`."""
         with self._connection(lane.number) as connection:
-            return lane.write(connection, self._progress, makers, _run, split=split)
+            return lane.write(connection, self._batch, makers, _run, split=split)
 
     def disconnect(self) -> None:
         """Close the connections; the next writes open others."""

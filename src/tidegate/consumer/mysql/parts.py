@@ -22,8 +22,8 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from tidegate.consumer.applying.target import Parted
+from tidegate.consumer.mysql.batch import Batch, Reached
 from tidegate.consumer.mysql.digest import Digest
-from tidegate.consumer.mysql.progress import Progress, Reached
 from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import Connection
 from tidegate.errors import Fatal
@@ -73,13 +73,13 @@ class PartedLane:
     digest: Digest
     """That of the committed parts; without rows until `compare`."""
 
-    def compare(self, progress: Progress) -> None:
+    def compare(self, batch: Batch) -> None:
         """Render the committed parts again; Fatal when their rows are not the same as before."""
         # Also the digest of the parts to come continues from these.
         for make in self.parts[: self.reached.parts]:
             self.digest.join(make().digest)
         if self.reached.parts and str(self.digest) != self.reached.digest:
-            raise progress.differs([self.number], self.reached.digest, str(self.digest))
+            raise batch.differs([self.number], self.reached.digest, str(self.digest))
 
     @property
     def through(self) -> bool:
@@ -89,7 +89,7 @@ class PartedLane:
     def write(
         self,
         connection: Connection,
-        progress: Progress,
+        batch: Batch,
         makers: Executor,
         run: Callable[[Connection, Statements], int],
         *,
@@ -107,14 +107,14 @@ class PartedLane:
             # rendering.
             if not open_:
                 connection.begin()
-                progress.part_begins(self.number, connection, self.reached)
+                batch.part_begins(self.number, connection, self.reached)
                 open_ = True
             missing += run(connection, statements)
             self.digest.join(statements.digest)
             last = at + 1 == len(self.parts)
             if split or last:
                 reached = Reached(at + 1, str(self.digest))
-                progress.part_ends(self.number, connection, reached, last=last)
+                batch.part_ends(self.number, connection, reached, last=last)
                 connection.commit()
                 # After the commit: if it fails, the next attempt asks the server how far the lane is.
                 self.reached, open_ = reached, False

@@ -6,33 +6,26 @@
                  many of them are committed, and their digest
     definitions  what each of its tables looks like; a table belongs to one consumer
 
-    begin   progress: batch n-1 -> n, its position; lanes: their digests
-    lane    START TRANSACTION; lanes: batch -> n where token and batch < n; rows; COMMIT
-    end     progress: position, nothing begun, where token and batch n
-
-Each of these steps updates a row under our token, and takes effect only if the row still has it. A new
-consumer raises all tokens in one transaction. It waits for a transaction of the old consumer that has passed
-its first UPDATE, and sees what that commits; a later transaction of the old consumer matches no row.
+Each step of a batch (`batch`), each move of the position and each note about a DDL updates a row under our
+token, and takes effect only if the row still has it (`fence`). A new consumer raises all tokens in one
+transaction. It waits for a transaction of the old consumer that has passed its first UPDATE, and sees what
+that commits; a later transaction of the old consumer matches no row.
 Statements that no transaction guards (DDL) run only in the connection that holds the consumer's lock, and a
 new consumer ends that connection first.
-
-A batch that was begun is written again after a crash, with the same rows. If a lane's digest differs, it has
-other rows than in the first attempt, and lanes that are committed already may have them too. Then nothing is
-written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from tidegate.consumer.applying.target import TargetFailed
+from tidegate.consumer.mysql.batch import Batch
+from tidegate.consumer.mysql.fence import guarded
 from tidegate.consumer.mysql.hold import NAME_MAX, Hold
 from tidegate.consumer.mysql.kept_definitions import KeptDefinitions
 from tidegate.consumer.mysql.server_checks import check_engine, check_server
-from tidegate.consumer.mysql.session import SCHEMA, Connection
-from tidegate.errors import Fatal, Fenced
+from tidegate.consumer.mysql.session import SCHEMA
 
 TABLES: Final = (
     # A binary collation, because consumers whose names differ only in case are two consumers.
@@ -48,9 +41,6 @@ TABLES: Final = (
     " PRIMARY KEY (table_schema, table_name), KEY (consumer)) ENGINE=InnoDB",
 )
 
-OPEN: Final = "open"
-"""Instead of a lane's digest: it has not committed the batch, and gets other rows than it began with."""
-
 
 @dataclass(frozen=True, slots=True)
 class TargetRecord:
@@ -65,42 +55,12 @@ class TargetRecord:
     definitions: Mapping[tuple[str, str], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """How far a lane is that writes a batch in parts, in the form of `lanes.digest`."""
-
-    parts: int
-    """How many of its parts are committed."""
-    digest: str
-    """The digest of their rows."""
-
-    def __str__(self) -> str:
-        return f"{self.parts}/{self.digest}"
-
-    @classmethod
-    def from_text(cls, text: str) -> Reached:
-        """Parse what `__str__` returns."""
-        parts, _, digest = text.partition("/")
-        return cls(int(parts), digest)
-
-
-@dataclass(slots=True)
-class _Lanes:
-    """The rows of `lanes`, by lane: as found at the last takeover, and as changed by `begin`."""
-
-    batch: dict[int, int] = field(default_factory=dict)
-    digest: dict[int, str] = field(default_factory=dict)
-    """Empty: the lane has no rows in the batch that was begun."""
-
-
 class Progress:
-    """How far a consumer is. `lane`, `part_begins` and `part_ends` may be called from several threads."""
+    """How far a consumer is: what it has taken over, its position and its DDLs. `batch` has the rows."""
 
     def __init__(self, hold: Hold) -> None:
         self.hold, self.definitions = hold, KeptDefinitions(hold)
-        self._batch = 0
-        self._lanes = _Lanes()
-        self._begun = False
+        self.batch = Batch(hold)
 
     # --- taking over
 
@@ -134,12 +94,7 @@ class Progress:
         # would wait for that row only as long as `innodb_lock_wait_timeout`.
         self._end_lanes()
         row = hold.raise_token(again=again)
-        # Read after the token is raised: from then on no earlier lane commits, so this is final.
-        lanes = hold.rows(
-            f"SELECT lane, batch, digest FROM `{SCHEMA}`.`lanes` WHERE consumer=%s", hold.consumer
-        )
-        self._lanes = _Lanes({n: b for n, b, _ in lanes}, {n: d for n, _, d in lanes})
-        self._batch, self._begun = row.batch, row.begun is not None
+        self.batch.read(row.batch, begun=row.begun is not None)
         return TargetRecord(row.position, row.begun, row.ddl, self.definitions.all())
 
     def _end_lanes(self) -> None:
@@ -175,147 +130,7 @@ class Progress:
         )
         return found[0] if found else None
 
-    # --- a batch
-
-    @property
-    def number(self) -> int:
-        """The number of the batch that was begun, otherwise of the next one."""
-        return self._batch if self._begun else self._batch + 1
-
-    def has_ended(self, number: int) -> bool:
-        """Whether a batch's position was committed, as seen at the last takeover."""
-        return self._batch >= number and not self._begun
-
-    @property
-    def begun_digests(self) -> list[str]:
-        """The digests that are stored for the batch that was begun; empty if none is begun."""
-        return list(self._lanes.digest.values()) if self._begun else []
-
-    def begin(self, reached: str, digests: Mapping[int, str]) -> list[int]:
-        """Store durably what the next batch holds, by lane. Returns the lanes that must write.
-
-        `reached`: the position after the batch. After an interruption the batch is the one that was begun:
-        Fatal when a lane has other rows than before, and nothing is written. Fenced when another consumer has
-        the target.
-        """
-        if self._begun:
-            # All lanes are compared before any of them writes. If a table came to another lane, its rows
-            # could otherwise be written twice.
-            self._compare(digests)
-            self._close_open(digests)
-            return [lane for lane in digests if self._lanes.batch.get(lane, 0) < self._batch]
-        number = self._batch + 1
-        with self.hold.transaction():
-            self._guarded(
-                f"UPDATE `{SCHEMA}`.`progress` SET batch=%s, begun=%s"
-                " WHERE consumer=%s AND token=%s AND batch=%s AND begun IS NULL",
-                *(number, reached, self.hold.consumer, self.hold.token, number - 1),
-            )
-            # A lane that is known keeps its batch and token, and gets only the digest. All of it is one
-            # transaction with `begun`.
-            for lane, digest in digests.items():
-                self.hold.execute(
-                    f"INSERT INTO `{SCHEMA}`.`lanes` (consumer, lane, token, batch, digest)"
-                    " VALUES (%s, %s, %s, %s, %s) ON DUPLICATE KEY UPDATE digest=VALUES(digest)",
-                    *(self.hold.consumer, lane, self.hold.token, number - 1, digest),
-                )
-        self._batch, self._begun = number, True
-        self._lanes = _Lanes(
-            self._lanes.batch | {lane: number - 1 for lane in digests if lane not in self._lanes.batch},
-            dict(digests),
-        )
-        return list(digests)
-
-    def begin_parts(self, reached: str, lanes: Sequence[int]) -> dict[int, Reached]:
-        """Like `begin`, for lanes that write in parts. Returns how far each one is, in the order of its
-        parts.
-
-        The caller must compare the committed parts with the planned ones, because only it can render them
-        again. Fatal when other lanes had rows in the interrupted write.
-        """
-        fresh = str(Reached(0, ""))
-        if not self._begun:
-            self.begin(reached, dict.fromkeys(lanes, fresh))
-        held = {lane: text for lane, text in self._lanes.digest.items() if text}
-        # Then the interrupted write had other lanes, or did not write in parts, and the comparison raises.
-        if held.keys() != set(lanes) or not all("/" in text for text in held.values()):
-            self._compare(dict.fromkeys(lanes, fresh))
-        return {lane: Reached.from_text(held[lane]) for lane in lanes}
-
-    def part_begins(self, lane: int, connection: Connection, at: Reached) -> None:
-        """The first statement of a transaction with some of a lane's parts. Fenced when it may not write."""
-        # This matches the row although nothing changes in it, because the connection counts found rows
-        # (`session`).
-        with connection.cursor() as cursor:
-            matched = cursor.execute(
-                f"UPDATE `{SCHEMA}`.`lanes` SET digest=%s"
-                " WHERE consumer=%s AND lane=%s AND token=%s AND batch<%s AND digest=%s",
-                (str(at), self.hold.consumer, lane, self.hold.token, self._batch, str(at)),
-            )
-        if not matched:
-            raise self._unmatched(connection)
-
-    def part_ends(self, lane: int, connection: Connection, at: Reached, *, last: bool) -> None:
-        """The last statement of that transaction: stores how far the lane is; `last`: it is complete."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"UPDATE `{SCHEMA}`.`lanes` SET digest=%s, batch=%s WHERE consumer=%s AND lane=%s",
-                (str(at), self._batch if last else self._batch - 1, self.hold.consumer, lane),
-            )
-
-    def _compare(self, digests: Mapping[int, str]) -> None:
-        held = {lane: digest for lane, digest in self._lanes.digest.items() if digest}
-        differ = sorted(
-            lane for lane in held.keys() | digests.keys() if held.get(lane) not in (OPEN, digests.get(lane))
-        )
-        if differ:
-            first = differ[0]
-            raise self.differs(differ, held.get(first, ""), digests.get(first, ""))
-
-    def differs(self, lanes: Sequence[int], had: str, has: str) -> Fatal:
-        """The error when rows changed since an interrupted write; `had`, `has`: the first lane's digests."""
-        return Fatal(
-            "a write that was interrupted cannot be completed: its rows are others now",
-            where=f"{self.hold}, lane {', '.join(map(str, lanes))}",
-            why=f"lane {lanes[0]} had {had or 'nothing'}, and has {has or 'nothing'}: a setting or the "
-            "release has changed, the topic was compacted, or a row is gone upstream that its message only "
-            "names",
-            fix="start again as it was, or begin a new target",
-        )
-
-    def lane(self, lane: int, connection: Connection) -> None:
-        """The first statement of a lane's transaction, in its connection. Fenced when it may not write."""
-        with connection.cursor() as cursor:
-            # docs/guarantees.md#each-change-is-in-a-target-once: the guard is in the transaction of the rows,
-            # so rows of a replaced consumer are rolled back with it.
-            matched = cursor.execute(
-                f"UPDATE `{SCHEMA}`.`lanes` SET batch=%s"
-                " WHERE consumer=%s AND lane=%s AND token=%s AND batch<%s",
-                (self._batch, self.hold.consumer, lane, self.hold.token, self._batch),
-            )
-        if not matched:
-            raise self._unmatched(connection)
-
-    def end(self, position: str) -> None:
-        """All lanes are committed: move the position. Fenced when another consumer has the target."""
-        with self.hold.transaction():
-            self._guarded(
-                f"UPDATE `{SCHEMA}`.`progress` SET position=%s, begun=NULL"
-                " WHERE consumer=%s AND token=%s AND batch=%s",
-                *(position, self.hold.consumer, self.hold.token, self._batch),
-            )
-            # In the same transaction as the position: a digest that stayed would count as a lane of the next
-            # batch after a restart.
-            self.hold.execute(
-                f"UPDATE `{SCHEMA}`.`lanes` SET digest='' WHERE consumer=%s", self.hold.consumer
-            )
-        self._begun = False
-
     # --- tables that are set aside
-
-    def through(self, lane: int) -> bool:
-        """Whether a lane has committed the batch that was begun, as seen at the last takeover."""
-        return self._begun and self._lanes.batch.get(lane, 0) >= self._batch
 
     def amend(
         self,
@@ -325,7 +140,7 @@ class Progress:
         lanes: Sequence[int] = (),
         forgotten: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Store other texts about the same progress. Fenced as in `end`.
+        """Store other texts about the same progress. Fenced when another consumer has the target.
 
         `begun`: the position after the batch that was begun. `ddl`: the note about DDLs; empty: none.
         `lanes`: those that get other rows in this batch. `forgotten`: tables whose definitions are removed.
@@ -334,33 +149,15 @@ class Progress:
             self._guarded(
                 f"UPDATE `{SCHEMA}`.`progress` SET position=%s, begun=%s, ddl=%s"
                 " WHERE consumer=%s AND token=%s AND batch=%s",
-                *(position, begun, ddl or None, self.hold.consumer, self.hold.token, self._batch),
+                *(position, begun, ddl or None, self.hold.consumer, self.hold.token, self.batch.last),
             )
-            self._store_digests(dict.fromkeys(lanes, OPEN))
+            self.batch.open(lanes)
             self.definitions.replace({}, forgotten)
-
-    def _close_open(self, digests: Mapping[int, str]) -> None:
-        """Store the digests of lanes that are `OPEN`."""
-        if found := {n: digests.get(n, "") for n, held in self._lanes.digest.items() if held == OPEN}:
-            with self.hold.transaction():
-                self._guarded(
-                    f"UPDATE `{SCHEMA}`.`progress` SET batch=%s WHERE consumer=%s AND token=%s AND batch=%s",
-                    *(self._batch, self.hold.consumer, self.hold.token, self._batch),
-                )
-                self._store_digests(found)
-
-    def _store_digests(self, digests: Mapping[int, str]) -> None:
-        for lane, digest in digests.items():
-            self.hold.execute(
-                f"UPDATE `{SCHEMA}`.`lanes` SET digest=%s WHERE consumer=%s AND lane=%s",
-                *(digest, self.hold.consumer, lane),
-            )
-            self._lanes.digest[lane] = digest
 
     # --- the position, a DDL
 
     def move(self, position: str, *, ddl_over: bool = False) -> None:
-        """Move the position without rows. Fenced as in `end`.
+        """Move the position without rows. Fenced when another consumer has the target.
 
         `ddl_over`: it moves past all DDLs that were noted, so the note is deleted.
         """
@@ -394,21 +191,4 @@ class Progress:
             self.definitions.replace(known or {}, gone)
 
     def _guarded(self, statement: str, *values: Any) -> None:
-        if not self.hold.execute(statement, *values):
-            raise self._unmatched(self.hold.control)
-
-    def _unmatched(self, connection: Connection) -> Fenced | TargetFailed:
-        """Why a guarded statement matched no row: Fenced only if another consumer has raised the token."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT token, batch FROM `{SCHEMA}`.`progress` WHERE consumer=%s", (self.hold.consumer,)
-            )
-            rows = cursor.fetchall()
-        if rows and rows[0][0] != self.hold.token:
-            return self.hold.fenced()
-        return TargetFailed(
-            "the target's record of this consumer is not as it was left",
-            where=f"{self.hold.server}, schema {SCHEMA}, consumer {self.hold.consumer}",
-            why=f"batch {rows[0][1]}, and not {self._batch}, under our token" if rows else "it is gone",
-            fix=f"restore all tables of one moment, those of {SCHEMA} too, or start a new target",
-        )
+        guarded(self.hold, self.batch.last, statement, *values)

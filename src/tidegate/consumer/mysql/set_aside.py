@@ -2,7 +2,7 @@
 
     position   gets their entries, and does not move
     begun      the position of a write that was begun gets them too, so it is completed without these tables
-    lanes      their lanes have other rows in that write now: `progress.OPEN` until it is written again
+    lanes      their lanes have other rows in that write now: `batch.OPEN` until it is written again
     ddl        a DDL of these tables that was begun is no longer noted as begun
 
 All of it is one transaction. So a restart finds either the failure before it, and meets it again, or the
@@ -39,7 +39,7 @@ def note(
     begun = Position.from_json(held.begun) if held.begun is not None else None
     # A table is written by one lane, in one transaction. So before the lane commits, none of the table's rows
     # are in. A lane that writes in parts may have committed some of them.
-    if begun is not None and (begun.parts or any(map(progress.through, lanes))):
+    if begun is not None and (begun.parts or any(map(progress.batch.through, lanes))):
         raise failed.cause
     known = any(name in held.definitions for name in failed.names)
     ddl = without_begun(held.ddl, attempted if failed.ddl is not None else "", known=known)
