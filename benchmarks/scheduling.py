@@ -135,7 +135,7 @@ class Cluster:
             node, FEED, self.peers, self._terms, lambda peer, message: None, lambda: None
         )
         self.sharing = Sharing(node, ALL, self.peers, self.link.reachable)
-        self.reports = ProcessorReports(node.capture, self.peers, self.sharing.loads.__setitem__)
+        self.reports = ProcessorReports(node.capture, self.peers, self.sharing.spans.loads.__setitem__)
         self.sharing.begin(self.tasks)
         self.owner = Owner(START, Barrier(START), ALL, spans=self.tasks)
         self.owner.learn([], 1 << 50)

@@ -77,7 +77,7 @@ def capture(tmp_path: Path) -> Capture:
         peer.grant = Grant("i", TOKEN, 1, 4, tuple(ranges))
     progress = RangeProgress(Span(cut, wanted.end), TOKEN, compose(NOW_MS - 500), compose(NOW_MS - 100))
     owner.report("b", 1, [progress])
-    replication.shares.sharing.loads["b"] = {TABLES[1].id: 3000, TABLES[2].id: 500}
+    replication.shares.sharing.spans.loads["b"] = {TABLES[1].id: 3000, TABLES[2].id: 500}
     return found
 
 
@@ -217,7 +217,7 @@ def test_a_rebalance_is_estimated_by_the_pause_of_the_last_division(capture: Cap
         "is_gap_measured": False,
     }
     assert typical["gain"]["before"] == {"max": 2, "mean": 2, "max_over_mean": 1.33}
-    replication.shares.sharing.loads["b"] = {TABLES[1].id: 2 << 20}
+    replication.shares.sharing.spans.loads["b"] = {TABLES[1].id: 2 << 20}
     assert estimate()["cost"]["received_again"] == 4 * ((2 << 20) + 2 * 512), "4 s of two tables"
     replication.waiting_for = PIPELINE_STARTS
     replication._paused_at = node.clock.monotonic() - 0.5

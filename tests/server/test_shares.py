@@ -16,6 +16,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.catalogue.stripes import table_task
 from tidegate.server.node import Node
+from tidegate.server.owner.delivered_spans import WORTH
 from tidegate.server.owner.peers import (
     CUT_OFF_S,
     FORGIVEN_S,
@@ -26,7 +27,7 @@ from tidegate.server.owner.peers import (
     Peer,
     Peers,
 )
-from tidegate.server.owner.sharing import BALANCE_S, WORTH, Sharing
+from tidegate.server.owner.sharing import BALANCE_S, Sharing
 
 ALL = Span(b"", b"")
 TABLES = [table_task(table, 1) for table in (10, 20, 30, 40)]
@@ -106,7 +107,7 @@ def test_loads_that_change_during_preparation_do_not_change_its_plan() -> None:
     planned = world.peers["b"].coming
     taken = [task.id for task in TABLES if planned[0].covers(task.span)]
     assert len(taken) == 2
-    world.sharing.loads["a"] = dict.fromkeys(taken, int(9 * WORTH))  # one of them would be enough now
+    world.sharing.spans.loads["a"] = dict.fromkeys(taken, int(9 * WORTH))  # one of them would be enough now
     world.now += 1
     assert world.better() == ("", [])
     assert world.peers["b"].coming == planned
@@ -132,9 +133,9 @@ def test_uneven_loads_are_evened_out_after_a_while_and_small_ones_never() -> Non
     cut = TABLES[2].span.start
     world.run(a=Span(b"", cut), b=Span(cut, b""))
     hot = {TABLES[0].id: 100_000, TABLES[1].id: 100_000}
-    world.sharing.loads["a"] = hot
+    world.sharing.spans.loads["a"] = hot
     assert world.better() == ("", [])
-    world.sharing.loads["a"] = {name: int(load * WORTH) for name, load in hot.items()}
+    world.sharing.spans.loads["a"] = {name: int(load * WORTH) for name, load in hot.items()}
     assert world.better() == ("", []), "it was compared a moment ago"
     world.now += BALANCE_S
     for peer in world.peers:
@@ -240,7 +241,7 @@ def test_tables_moved_by_hand_stay_until_others_are_there_or_somebody_asks() -> 
         world.peers[name].grant = Grant("i", (7, 2), 1, 4, granted)
         world.peers[name].coming = ()
     # Loads that differ move nothing now, and a restart of all incarnations does not either.
-    world.sharing.loads["a"] = dict.fromkeys((task.id for task in TABLES[:2]), int(9 * WORTH))
+    world.sharing.spans.loads["a"] = dict.fromkeys((task.id for task in TABLES[:2]), int(9 * WORTH))
     world.now += 2 * BALANCE_S
     for peer in world.peers:
         peer.received_at = world.now
@@ -417,7 +418,7 @@ def test_tables_that_come_and_go_give_a_taker_no_more_time(ready: bool) -> None:
         asked.add(world.peers["c"].coming)
         world.peers["a"].received = 1  # it is able, but has not all yet
         added = tuple(table_task(50 + 10 * step + one, 1) for one in range(8))
-        world.sharing.passed(DdlBatch(100 + step, (), added))
+        world.sharing.spans.passed(DdlBatch(100 + step, (), added))
         world.now += 60
         for peer in world.peers:
             peer.received_at = world.now

@@ -241,7 +241,7 @@ def ranges_json(feed: Feed, ranges: Sequence[ShownRange]) -> list[dict[str, Any]
             "address": there.get(one.owned.capture, ""),
             "start": one.owned.span.start.hex(),
             "end": one.owned.span.end.hex(),
-            "tables": len(sharing.tables_in(one.owned.span)),
+            "tables": len(sharing.spans.tables_in(one.owned.span)),
             "running": one.owned.running,
             "state": str(one.why.delivery),
             "reason": str(one.why.reason),
@@ -282,7 +282,7 @@ def reasons_json(feed: Feed, ranges: Sequence[ShownRange], shown: Sequence[dict[
 
 def _a_table(feed: Feed, group: Group) -> str:
     """The name of a table in the group's example; empty: none is known."""
-    tasks, span = feed.replication.shares.sharing.tasks.values(), group.example.span
+    tasks, span = feed.replication.shares.sharing.spans.tasks.values(), group.example.span
     there = (task.physical_id for task in tasks if task.span.intersect(span) is not None)
     names = map(feed.replication.ddl.name_of, islice(there, NAMES_TRIED))
     return next(filter(None, names), "") if group.example.capture else ""

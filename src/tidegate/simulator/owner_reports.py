@@ -93,7 +93,7 @@ class OwnerReports:
         peer.has(message.last_sequence)
         if peer.runs:
             peer.receives(message.received if tuple(message.coming) == peer.coming else 0, self._now)
-        self._shares.sharing.loads[peer.capture] = message.loads
+        self._shares.sharing.spans.loads[peer.capture] = message.loads
         # Before the running ranges: the DDL that a processor knows is compared before its progress counts.
         self._take_progress(peer, message.incarnation, message.checkpoints, message.ddl, owner)
         self._take_running(peer.capture, message.incarnation, message.ranges, owner)

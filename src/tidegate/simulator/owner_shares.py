@@ -81,7 +81,7 @@ class OwnerShares:
             peer.asked, peer.coming = None, ()
         gone = [peer.capture for peer in away]
         self._peers.forget(gone, now)
-        sharing.forget(gone)
+        sharing.spans.forget(gone)
         known = owner.barrier.resolved if owner is not None else None
         self.reason = self.reason or sharing.captures.lost(now, known)
         if not self.reason and not is_starting and owner is not None:

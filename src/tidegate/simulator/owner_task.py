@@ -221,7 +221,7 @@ class OwnerTask:
                     # passed it. The journal shows this, and the DDL must not be sent twice.
                     if batch.finished_ts > self._sink.journal.ddl_ts:
                         yield from self._sink.commit(RecordKind.DDL, batch.finished_ts)
-                    self.shares.sharing.passed(owner.ddl_done(batch.finished_ts))
+                    self.shares.sharing.spans.passed(owner.ddl_done(batch.finished_ts))
                     self._log(f"delivers the DDL: {batch.events[0].query}")
                 case SendResolved(ts):
                     yield from self._sink.commit(RecordKind.RESOLVED, ts)

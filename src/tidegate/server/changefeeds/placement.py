@@ -82,7 +82,7 @@ class Placement:
 
     def _cost_of(self, feed: Feed, plan: Proposal) -> MoveCost:
         sharing = feed.replication.shares.sharing
-        tables = {table for move in plan.moves for table in sharing.tables_in(move.span)}
+        tables = {table for move in plan.moves for table in sharing.spans.tables_in(move.span)}
         return cost_of(
             plan.moves,
             plan.before,

@@ -60,7 +60,7 @@ def _seen(feed: Feed) -> SeenFeed:
     ranges, replication = feed.ranges(), feed.replication
     there = {feed.node.capture: feed.node.address, **feed.node.others()}
     names = [there.get(one.owned.capture) or one.owned.capture for one in ranges]
-    loads = replication.shares.sharing.tables_with_load if feed.record.config.has_tables else []
+    loads = replication.shares.sharing.spans.tables_with_load if feed.record.config.has_tables else []
     ddl = replication.ddl
     tables = [(ddl.name_of(table) or f"id {table}", span, load) for table, span, load in loads]
     return SeenFeed((feed.id.namespace, feed.id.name), ranges, names, tables)

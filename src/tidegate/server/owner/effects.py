@@ -79,7 +79,7 @@ class OwnerEffects:
                     await self._store_when_there_is_room(owner.checkpoint)
                 await sink.send_ddl(batch)
                 passed = owner.ddl_done(batch.finished_ts)
-                self._sharing.passed(passed)
+                self._sharing.spans.passed(passed)
                 self._ended.take(passed, rules_of(self._record.config), owner.barrier.start_of)
                 self._count_ddl(batch.finished_ts, len(batch.events))
             case SendResolved(ts):

@@ -54,7 +54,7 @@ def shown_ranges(node: Node, record: FeedRecord, replication: Replication) -> li
     ] or [OwnedRange(record.wanted, "", False, checkpoint, max(checkpoint, record.resolved_ts))]
     captures, coming = _captures(node, replication, ranges), _coming(replication)
     found = explain(feed_facts(node, record, replication), ranges, captures, coming)
-    loads = loads_in([one.span for one in ranges], replication.shares.sharing.spans_with_load)
+    loads = loads_in([one.span for one in ranges], replication.shares.sharing.spans.with_load)
     return [ShownRange(*each) for each in zip(ranges, found, loads, strict=True)]
 
 

@@ -91,7 +91,7 @@ class Replication:
         """When the incarnation ended for another division that is under way; None: none is."""
 
     def _set_loads(self, capture: str, loads: Mapping[str, int]) -> None:
-        self.shares.sharing.loads[capture] = loads
+        self.shares.sharing.spans.loads[capture] = loads
 
     def _running(self) -> tuple[Owner, OpenedSink] | None:
         owner, sink = self.owner, self.sink.opened

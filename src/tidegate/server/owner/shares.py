@@ -144,7 +144,7 @@ class FeedShares:
             peer.asked, peer.coming, peer.needs, peer.opens = None, (), MAX, None
         gone = [peer.capture for peer in away]
         self._peers.forget(gone, now)
-        self.sharing.forget(gone)
+        self.sharing.spans.forget(gone)
         known = owner.barrier.resolved if owner is not None else None
         self.reason = self.reason or self.sharing.captures.lost(now, known)
         if self.sharing.captures.is_owner_cut_off:
@@ -167,8 +167,9 @@ class FeedShares:
         return self._tables_in(peer.grant) if peer.runs and peer.grant is not None else []
 
     def _tables_in(self, grant: Grant) -> list[int]:
-        has_tables, ranges = self._record.config.has_tables, grant.ranges
-        return sorted({t for one in ranges for t in self.sharing.tables_in(one.id)}) if has_tables else []
+        if not self._record.config.has_tables:
+            return []
+        return sorted({table for one in grant.ranges for table in self.sharing.spans.tables_in(one.id)})
 
     def left_on(self, capture: str) -> int:
         """The number of tables that a capture delivers or may still deliver; 1 if it is not known yet."""

@@ -13,26 +13,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.barrier import SpanTask
 from tidegate.control.division import RANGES_PER_CAPTURE
 from tidegate.control.grants import CAPTURES_MAX, GRANTS_MAX
-from tidegate.control.share import Move, Piece, Shares, handed, load_of, moved, share
+from tidegate.control.share import Move, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.catalogue.stripes import ids_of
 from tidegate.server.owner.able_captures import AbleCaptures, DividingCapture
+from tidegate.server.owner.delivered_spans import DeliveredSpans
 from tidegate.server.owner.peers import WARM_MAX_S, WARM_S, Peer, Peers
 
 CAPTURES_S: Final = 0.5
 """How often the existing captures are compared with those that deliver."""
 BALANCE_S: Final = 60.0
 """How often loads are compared while the same captures deliver the same tables."""
-IDLE_LOAD: Final = 512.0
-"""The load that every span has in addition to its rows, in bytes per second."""
-WORTH: Final = float(1 << 20)
-"""Bytes per second of the whole changefeed below which every span counts the same, because there is
-no load.
-"""
 TOLERANCE: Final = 0.2
 """By which share a load may exceed the best possible one after captures have come or gone."""
 UNEVEN: Final = 0.5
@@ -46,7 +41,9 @@ class Proposal:
     shares: Shares
     moves: Sequence[Move]
     loads: Mapping[str, float]
-    """By capture, in bytes per second; or in spans, if the changefeed has less than `WORTH`."""
+    """By capture, in bytes per second; or in spans, if the changefeed has less than `WORTH`
+    (`delivered_spans`).
+    """
     before: Mapping[str, float]
     in_bytes: bool
 
@@ -63,16 +60,12 @@ class Sharing:
     """Whether only the owner's capture delivers. So it is for a feed of keys, because the owner must pull all
     its keys anyway to know how far it may go.
     """
-    tasks: dict[str, SpanTask] = field(default_factory=dict)
-    """The spans that are delivered at the checkpoint; the key space may be cut only at their starts."""
-    loads: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """By capture, the loads it has last reported, in bytes per second; only its spans with the most."""
+    spans: DeliveredSpans = field(default_factory=DeliveredSpans)
     captures: AbleCaptures = field(init=False)
     aim: Shares | None = None
     """The division for which takers prepare."""
     next: Shares | None = None
     """The division for which takers have prepared; None: the earlier captures continue."""
-    _changed: int = 0
     _best_for: object = None
     """The circumstances in which no better division was found, so that it is not looked for again."""
     _planned_for: object = None
@@ -91,43 +84,8 @@ class Sharing:
 
     def begin(self, tasks: Iterable[SpanTask]) -> None:
         """Set the spans that are delivered at the stored checkpoint."""
-        self.tasks = {task.id: task for task in tasks}
-        self._changed += 1
+        self.spans.begin(tasks)
         self.aim = self.next = None
-
-    def passed(self, batch: DdlBatch) -> None:
-        """Follow a DDL that the checkpoint has passed."""
-        for name in batch.removed:
-            self.tasks.pop(name, None)
-        self.tasks |= {task.id: task for task in batch.added}
-        self._changed += bool(batch.removed or batch.added)
-
-    @property
-    def spans_with_load(self) -> dict[Span, int]:
-        """The wanted spans for which captures have reported a load, in bytes per second."""
-        said = {name: load for one in self.loads.values() for name, load in one.items()}
-        return {self.tasks[name].span: load for name, load in said.items() if name in self.tasks}
-
-    @property
-    def tables_with_load(self) -> list[tuple[int, Span, int]]:
-        """(table or partition, span, load) of the spans of single tables for which any load is reported."""
-        said = {name: load for one in self.loads.values() for name, load in one.items()}
-        alone = [task for task in self.tasks.values() if not task.wanted]
-        busy = {task.physical_id for task in alone if task.id in said}
-        return [
-            (task.physical_id, task.span, said.get(task.id, 0)) for task in alone if task.physical_id in busy
-        ]
-
-    @property
-    def pieces(self) -> tuple[list[Piece], bool]:
-        """The pieces of the key space in key order, and whether their weights are bytes per second."""
-        said = {name: load for one in self.loads.values() for name, load in one.items()}
-        loads = {name: float(said.get(name, 0)) for name in self.tasks}
-        in_bytes = sum(loads.values()) >= WORTH
-        ordered = sorted(self.tasks.values(), key=lambda task: task.span.start)
-        return [
-            Piece(task.span, IDLE_LOAD + loads[task.id] if in_bytes else 1.0) for task in ordered
-        ], in_bytes
 
     def divide(self, before: Mapping[str, Sequence[Span]], *, shared: bool) -> Shares:
         """The division for the next incarnation. `shared`: whether several captures may write at once."""
@@ -182,9 +140,9 @@ class Sharing:
         others = [name for name in able if not before.get(name)]
         left_out = set(others[max(1, GRANTS_MAX - sum(map(bool, before.values()))) :])
         able = [name for name in able if name not in left_out]
-        if len(able) == 1 or not self.tasks:
+        if len(able) == 1 or not self.spans.tasks:
             return {able[0]: (self.wanted,)}
-        pieces, _ = self.pieces
+        pieces, _ = self.spans.pieces
         most = CAPTURES_MAX if shared else 1
         return share(self.wanted, pieces, able, before, at_most=most, tolerance=tolerance)
 
@@ -197,7 +155,7 @@ class Sharing:
         """The best possible division, whatever it costs to get there."""
         before = self.now
         after = self._divided(self.captures.able(), before, shared=shared, tolerance=0.0)
-        pieces, in_bytes = self.pieces
+        pieces, in_bytes = self.spans.pieces
         moves = moved(before, after, pieces)
         return Proposal(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
 
@@ -207,11 +165,11 @@ class Sharing:
 
         Raises KeyError with a table that is not delivered, ValueError if there would be too many ranges.
         """
-        pieces, in_bytes = self.pieces
+        pieces, in_bytes = self.spans.pieces
         by_table = {
             table: piece
             for piece, task in zip(
-                pieces, sorted(self.tasks.values(), key=lambda task: task.span.start), strict=True
+                pieces, sorted(self.spans.tasks.values(), key=lambda task: task.span.start), strict=True
             )
             for table in ids_of(task)
         }
@@ -233,16 +191,11 @@ class Sharing:
         if self._by_hand is None:
             return None
         tables, taker = self._by_hand
-        there = {table for task in self.tasks.values() for table in ids_of(task)}
+        there = {table for task in self.spans.tasks.values() for table in ids_of(task)}
         try:
             return self.handed(tables & there, taker).shares if taker in able and tables & there else None
         except ValueError:
             return None
-
-    def forget(self, captures: Iterable[str]) -> None:
-        """Forget captures that are gone."""
-        for capture in captures:
-            self.loads.pop(capture, None)
 
     def ask(self) -> None:
         """Divide the key space in the best way as soon as possible, for a user's request."""
@@ -263,7 +216,7 @@ class Sharing:
         able, before = self.captures.able(), self.now
         # The last of these circumstances changes every BALANCE_S, so loads are compared again at least that
         # often.
-        known = tuple(sorted(able)), self._changed, shared, tuple(sorted(before)), now // BALANCE_S
+        known = tuple(sorted(able)), self.spans.changes, shared, tuple(sorted(before)), now // BALANCE_S
         if known == self._best_for:
             return "", []
         if self._kept_for and not self._is_kept(able):
@@ -332,7 +285,7 @@ class Sharing:
         now = {name: tuple(spans) for name, spans in before.items() if spans}
         if now == after or now.keys() != after.keys():
             return now != after
-        pieces, _ = self.pieces
+        pieces, _ = self.spans.pieces
         return any(one.weight for one in moved(now, after, pieces))
 
     def not_wanted(self) -> list[Peer]:
@@ -346,10 +299,3 @@ class Sharing:
         for peer in found:
             peer.coming = ()
         return found
-
-    # --- for people ----------------------------------------------------------------------------------
-
-    def tables_in(self, span: Span) -> list[int]:
-        """The tables and partitions of a range whose rows are delivered at the checkpoint."""
-        found = (task for task in self.tasks.values() if span.intersect(task.span) is not None)
-        return sorted({table for task in found for table in ids_of(task)})
