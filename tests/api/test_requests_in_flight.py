@@ -27,7 +27,7 @@ def test_requests_that_may_change_something_are_waited_for(
     method: str, path: str, is_waited_for: bool
 ) -> None:
     capture: Any = Capture.__new__(Capture)
-    capture._ready, capture._candidacy, capture._requests = True, None, RequestsInFlight()
+    capture._ready, capture._requests = True, RequestsInFlight()
     scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
     scope["app"] = SimpleNamespace(state=SimpleNamespace(capture=capture))
 

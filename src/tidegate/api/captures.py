@@ -20,7 +20,7 @@ async def show_all(request: Request) -> Response:
     """
     capture = capture_of(request)
     there = [(capture.id, capture.node.capture, capture.options.address)]
-    if (member := capture.membership) is not None:
+    if (member := capture.session.membership) is not None:
         # In a thread, because membership's calls to etcd block.
         there = [(one.id, one.name, one.address) for one in await asyncio.to_thread(member.captures)]
     burdens = capture.node.burdens()
@@ -63,8 +63,8 @@ async def undrain(request: Request) -> Response:
 
 async def _drained(request: Request, *, again: bool) -> Response:
     capture = capture_of(request)
-    name = capture.named(request.path_params["capture"])
-    if capture.membership is None:
+    name = capture.session.named(request.path_params["capture"])
+    if capture.session.membership is None:
         raise Refused(
             "CDC:ErrCaptureNotExist",
             "there is no other capture",
@@ -81,7 +81,7 @@ async def evict(request: Request) -> Response:
     Answer: `{}`, with status 202.
     Errors: ErrCaptureNotExist.
     """
-    await capture_of(request).evict(request.path_params["capture"])
+    await capture_of(request).session.evict(request.path_params["capture"])
     return JSONResponse({}, 202)
 
 
@@ -96,7 +96,7 @@ async def processors(request: Request) -> Response:
             "namespace": name.namespace,
             "keyspace": name.namespace,
             "changefeed_id": name.name,
-            "capture_id": capture.ids.get(peer.capture, peer.capture),
+            "capture_id": capture.session.ids.get(peer.capture, peer.capture),
         }
         for name, feed in sorted(capture.reactor.feeds.items())
         for peer in feed.replication.peers.running
@@ -112,7 +112,7 @@ async def processor(request: Request) -> Response:
     Errors: ErrCaptureNotExist, ErrChangeFeedNotExists.
     """
     feed, capture = feed_of(request), capture_of(request)
-    names = {found: name for name, found in capture.ids.items()}
+    names = {found: name for name, found in capture.session.ids.items()}
     name = names.get(request.path_params["capture"])
     if name is None:
         raise Refused(

@@ -279,7 +279,7 @@ async def move(request: Request) -> Response:
     tables = body.get("tables")
     if not isinstance(tables, list) or not tables:
         raise InvalidInput("the request names no tables", fix='give "tables", a list of names or ids')
-    name = capture.named(str(body.get("capture") or ""))
+    name = capture.session.named(str(body.get("capture") or ""))
     names = [str(table) for table in tables]
     plan, cost = await capture.reactor.placement.move(feed_id(request), names, name)
     return JSONResponse({**proposal_json(plan), **cost_json(cost)})

@@ -181,7 +181,10 @@ def task_status(feed: Feed, capture: Capture) -> list[dict[str, Any]]:
     """The tables and partitions whose rows each capture delivers now."""
     shares = feed.replication.shares
     return [
-        {"capture_id": capture.ids.get(peer.capture, peer.capture), "table_ids": shares.tables_of(peer)}
+        {
+            "capture_id": capture.session.ids.get(peer.capture, peer.capture),
+            "table_ids": shares.tables_of(peer),
+        }
         for peer in feed.replication.peers.running
     ]
 

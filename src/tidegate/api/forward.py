@@ -27,7 +27,7 @@ OWN: Final = ("/status", "/api/v2/status", "/api/v2/health", "/api/v2/log", "/ap
 def is_for_owner(request: Request) -> bool:
     """Whether the owner must answer the request."""
     capture = starting_capture_of(request)
-    return not capture.ready and capture.owner is not None and request.url.path not in OWN
+    return not capture.ready and capture.session.owner is not None and request.url.path not in OWN
 
 
 def may_change(request: Request) -> bool:
@@ -38,7 +38,7 @@ def may_change(request: Request) -> bool:
 async def to_owner(request: Request) -> Response:
     """The owner's answer. Raises Retryable if there is none."""
     capture = starting_capture_of(request)
-    owner = capture.owner
+    owner = capture.session.owner
     assert owner is not None
     if PASSED_ON in request.headers:
         raise Retryable(

@@ -28,7 +28,7 @@ async def take(request: Request) -> Response:
     Answer: `{}`.
     """
     capture = starting_capture_of(request)
-    if capture.membership is None or not capture.takes_messages:
+    if capture.session.membership is None or not capture.takes_messages:
         raise Retryable(
             "the capture takes no messages",
             where=capture.options.address,

@@ -290,7 +290,7 @@ def _say_ready(capture: Capture, as_json: bool) -> None:
 
 
 def _say_standing_by(capture: Capture, as_json: bool) -> None:
-    address, owner = capture.options.address, capture.owner
+    address, owner = capture.options.address, capture.session.owner
     at = owner.address if owner is not None else ""
     members = {"event": "standby", "addr": address, "owner": at, "pid": os.getpid()}
     scheme = _scheme(capture)

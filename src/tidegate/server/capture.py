@@ -26,15 +26,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
-from tidegate import __version__, kernel
+from tidegate import kernel
 from tidegate.access import AccessToken
 from tidegate.clock import Clock, SystemClock
 from tidegate.config.values import TABLE_MODE
 from tidegate.control.gc import TTL_S
-from tidegate.control.metadata import FeedError, FeedId, MetadataStore
+from tidegate.control.metadata import FeedError, FeedId
 from tidegate.disk import Ballast
 from tidegate.errors import Retryable, TidegateError
-from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.metadata import SCHEME
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
@@ -45,40 +44,33 @@ from tidegate.model.reports import (
     PullerHello,
     Report,
 )
-from tidegate.server.captures.candidacy import Candidacy, until_etcd_answers
+from tidegate.server.captures.candidacy import Candidacy
 from tidegate.server.captures.capture_process import CaptureProcess
 from tidegate.server.captures.data_folder import check_mode
 from tidegate.server.captures.lifetime import Lifetime
-from tidegate.server.captures.membership import CaptureInfo, Membership, capture_name
 from tidegate.server.captures.message_client import MessageClient
 from tidegate.server.captures.recorder import Recorder, follow_nothing
 from tidegate.server.captures.requests_in_flight import RequestsInFlight
 from tidegate.server.catalogue.catalogues import Catalogues
 from tidegate.server.catalogue.schema_tracker import load_catalogue
-from tidegate.server.changefeeds.new_feed import Refused as RequestRefused
 from tidegate.server.changefeeds.reactor import Reactor
 from tidegate.server.changefeeds.readers import Readers
 from tidegate.server.delivery.application import ApplicationCommand
 from tidegate.server.delivery.plan import Paths
 from tidegate.server.delivery.sink_thread import OpenSink, open_owner
-from tidegate.server.metadata.ownership import identified, take_ownership
-from tidegate.server.metadata.sqlite import SqliteMetadata
+from tidegate.server.metadata.ownership import take_ownership
 from tidegate.server.node import Node
 from tidegate.server.processor.registry import ProcessorRegistry
 from tidegate.server.pulling.puller_process import store_dir
 from tidegate.server.pulling.pullers import PullerOptions, Pullers
 from tidegate.server.pulling.spans import SpanRegistry
+from tidegate.server.session import CaptureSession
 from tidegate.server.supervision import compilation
 from tidegate.server.supervision.supervisor import Connection
 from tidegate.server.tenure import Tenure
 from tidegate.tls import Tls
 
 LOG: Final = logging.getLogger(__name__)
-
-LOCAL: Final = "local"
-"""The name in grants and transactional ids of a capture that does not share an etcd. It is the same for every
-data folder, so a feed that is created again with another folder fences the writers of its predecessor.
-"""
 
 
 def application_command(
@@ -130,21 +122,6 @@ class Options:
     clock: Clock = field(default_factory=SystemClock)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The metadata store of a capture's changefeeds, and the capture's rights in it."""
-
-    metadata: MetadataStore
-    identity: str
-    """The metadata store's id."""
-    name: str
-    """The capture's name in grants."""
-    epoch: int
-    """Greater than that of every earlier session with this name."""
-    owner_rev: int
-    """The owner's revision; 0 while another capture may be the owner."""
-
-
 class Capture:
     """A running capture. `start` opens it, `stop` ends it."""
 
@@ -160,8 +137,9 @@ class Capture:
         """Set when a user asks the owner to `step_down`."""
         self._lifetime = Lifetime()
         self._stack = contextlib.AsyncExitStack()
-        self._candidacy: Candidacy | None = None
-        """The session in the shared etcd; None: this capture is alone, or has not come that far yet."""
+        self.session = CaptureSession(
+            self.id, self.process, self._lifetime, self._stack, lambda: options.standing_by(self)
+        )
         self._ready = False
         self._requests = RequestsInFlight()
 
@@ -193,9 +171,9 @@ class Capture:
     async def end_session(self) -> None:
         """The same, but keep `process`, so that the next capture need not start the application."""
         self._ready = self.takes_messages = False
-        if self._candidacy is not None and self.lost.done():
+        if self.session.candidacy is not None and self.lost.done():
             # Another capture takes over without waiting for this end: its sinks fence our writers.
-            await self._candidacy.leave()
+            await self.session.candidacy.leave()
         await self._stack.aclose()
 
     # --- the start -----------------------------------------------------------------------------------
@@ -217,9 +195,10 @@ class Capture:
         ballast.keep(options.clock.now_ms())
         check_mode(paths, shared=bool(options.etcd))
         if options.etcd:
-            place = await self._open_etcd()
+            address, ttl_s = options.address, options.session_ttl_s
+            place = await self.session.open_etcd(self.cluster, options.etcd, options.data_dir, address, ttl_s)
         else:
-            place = await self._open_alone(paths, disk, ballast)
+            place = await self.session.open_alone(self.cluster, paths, disk, ballast)
         application = await self.process.open(paths, self._receive)
         self.pullers = self._pullers()
         self.node = Node(
@@ -244,22 +223,23 @@ class Capture:
             follow=follow_nothing if options.record is None else Recorder(options.record).follow,
         )
         self.processor_registry = ProcessorRegistry(self.node)
-        self.tenure = Tenure(self.node, self.processor_registry, self._candidacy, elsewhere=options.elsewhere)
+        candidacy = self.session.candidacy
+        self.tenure = Tenure(self.node, self.processor_registry, candidacy, elsewhere=options.elsewhere)
         # The stack is undone from its end: first the reactor, then the processors, then the pullers. The
         # application ends after them, because they need it to end their work.
         stack.push_async_callback(self.pullers.stop)
         # This starts a child, which connects to the socket at once.
         self.pullers.of(TABLE_MODE)
         stack.push_async_callback(self.processor_registry.stop)
-        if self._candidacy is None:
+        if candidacy is None:
             self.processor_registry.start()
         else:
-            self._stand_by(self._candidacy)
+            self._stand_by(candidacy)
         await self.tenure.begin()
-        if self._candidacy is not None:
+        if candidacy is not None:
             # Pushed before the reactor's end, so that it is done after it: the next owner is elected when
             # this one writes nothing more.
-            stack.push_async_callback(self._candidacy.leave)
+            stack.push_async_callback(candidacy.leave)
         stack.push_async_callback(self.tenure.end)
 
     async def _wait_for_pd(self) -> int:
@@ -280,42 +260,6 @@ class Capture:
             seconds = self.options.clock.monotonic() - began
             event(LOG, logging.INFO, "PD answers", pd=address, waited_s=round(seconds))
         return cluster
-
-    async def _open_alone(self, paths: Paths, disk: ThreadPoolExecutor, ballast: Ballast) -> Place:
-        """Open the metadata store of the data folder, and take ownership of what it contains."""
-        loop = asyncio.get_running_loop()
-        metadata = await loop.run_in_executor(disk, SqliteMetadata, paths.metadata, ballast)
-        self._stack.callback(metadata.close)
-        prepare = partial(identified, metadata, self.cluster, str(self.options.data_dir))
-        identity = await loop.run_in_executor(disk, prepare)
-        owner_rev = take_ownership(metadata, self.cluster, self.id)
-        return Place(metadata, identity, LOCAL, epoch=owner_rev, owner_rev=owner_rev)
-
-    async def _open_etcd(self) -> Place:
-        """Open the metadata store that several captures share, with a session of this capture."""
-        options, stack = self.options, self._stack
-        client, where = EtcdClient(options.etcd), f"etcd at {options.etcd}"
-        stack.callback(client.close)
-        me = CaptureInfo(self.id, capture_name(options.data_dir), options.address, __version__)
-        earlier = self.process.last_lease
-        begin = partial(Membership, client, self.cluster, me, options.session_ttl_s, earlier)
-        member = await until_etcd_answers(self._lifetime, begin, f"{where} to answer")
-        self.process.last_lease = member.lease
-        candidacy = Candidacy(client, member, where, self._lifetime, lambda: options.standing_by(self))
-        self._candidacy = candidacy
-        stack.push_async_callback(candidacy.close)
-        epoch = await candidacy.register()
-        event(
-            LOG,
-            logging.INFO,
-            "session begun",
-            capture=me.name,
-            etcd=options.etcd,
-            ttl_s=options.session_ttl_s,
-        )
-        prepare = partial(identified, member.metadata, self.cluster, options.etcd)
-        identity = await until_etcd_answers(self._lifetime, prepare, f"{where} to answer")
-        return Place(member.metadata, identity, me.name, epoch=epoch, owner_rev=0)
 
     def _pullers(self) -> Pullers:
         options = self.options
@@ -367,21 +311,6 @@ class Capture:
         return self._lifetime.lost
 
     @property
-    def membership(self) -> Membership | None:
-        """The capture's session in the shared etcd; None: it is alone, or has not come that far yet."""
-        return None if self._candidacy is None else self._candidacy.member
-
-    @property
-    def owner(self) -> CaptureInfo | None:
-        """The owner of the feeds while this capture is a standby."""
-        return None if self._candidacy is None else self._candidacy.owner
-
-    @property
-    def ids(self) -> dict[str, str]:
-        """The ids of all captures that are running, by their names in grants."""
-        return {LOCAL: self.id} if self._candidacy is None else self._candidacy.ids()
-
-    @property
     def reactor(self) -> Reactor:
         """The changefeeds, while this capture owns them."""
         return self.tenure.reactor
@@ -408,33 +337,10 @@ class Capture:
         new tokens. If captures share an etcd, another one becomes the owner and this one a standby
         (`step_down`).
         """
-        if self._candidacy is not None:
+        if self.session.candidacy is not None:
             self.resigns.set()
             return
         await self.reactor.resign(lambda: take_ownership(self.node.metadata, self.cluster, self.id))
-
-    def named(self, capture: str) -> str:
-        """A capture's name in grants, found by its id or its name. Raises Refused."""
-        for name, found in self.ids.items():
-            if capture in (name, found):
-                return name
-        raise RequestRefused(
-            "CDC:ErrCaptureNotExist",
-            f"[CDC:ErrCaptureNotExist]capture not exists, {capture[:64]}",
-            fix="choose one that `tidegate capture list` shows",
-        )
-
-    async def evict(self, capture: str) -> None:
-        """End the session of another capture, which need not answer for that. Raises Refused."""
-        name, member = self.named(capture), self.membership
-        if member is None or name == self.node.capture:
-            raise RequestRefused(
-                "CDC:ErrCaptureNotExist",
-                "the owner cannot evict itself",
-                fix="run `tidegate capture resign` first: another capture then becomes the owner",
-            )
-        await asyncio.to_thread(member.evict, name)
-        event(LOG, logging.WARNING, "capture evicted", capture=name)
 
     # --- the socket ----------------------------------------------------------------------------------
 
