@@ -27,13 +27,13 @@ from tidegate.control.messages import FromProcessor, Wish
 from tidegate.control.metadata import FeedError
 from tidegate.control.owner import Owner
 from tidegate.errors import Retryable
-from tidegate.log import event
 from tidegate.server.delivery.sink_thread import OpenedSink
 from tidegate.server.delivery.watch import LOOK_S
 from tidegate.server.node import Node
 from tidegate.server.owner.ddl import OwnerDdl
 from tidegate.server.owner.effects import OwnerEffects
 from tidegate.server.owner.layout import FeedLayout
+from tidegate.server.owner.load_end import LoadEnd
 from tidegate.server.owner.peers import Peer, Peers
 from tidegate.server.owner.processor_link import ProcessorLink, Terms
 from tidegate.server.owner.processor_reports import (
@@ -83,8 +83,7 @@ class Replication:
         self.shares = FeedShares(node, record, self.peers, self._link, self.reports)
         self.layout = FeedLayout(record, self._running, wake)
         self._effects = OwnerEffects(node, record, self.sink, self.shares.sharing, self.reports.totals, wake)
-        self._is_storing_load = False
-        """Whether the end of the initial load is being stored."""
+        self._load_end = LoadEnd(record, self.reports)
         self.last_gap_s: float | None = None
         """How long nothing was delivered when the key space was last divided again; None: it was not."""
         self._paused_at: float | None = None
@@ -342,24 +341,12 @@ class Replication:
                 if sink is not None:
                     self._jobs.spawn(sink.forget(keys))
             case LoadDurable():
-                if owner is not None and not self._is_storing_load:
-                    self._is_storing_load = True
+                if owner is not None and self._load_end.begin():
                     self._jobs.spawn(self._end_load(owner))
             case _:
                 assert_never(finding)
 
     async def _end_load(self, owner: Owner) -> None:
-        """Store that the initial load is durable downstream, then let the stream continue."""
-        record, ts = self._record, self._record.persisted
-        try:
-            # docs/guarantees.md#an-initial-load-is-joined-exactly:
-            # Stored before the barrier is released. Once changes above the load are delivered, a restart must
-            # not load again.
-            await record.store(ts, loaded=True)
-        finally:
-            self._is_storing_load = False
-        record.loading, self.waiting_for = False, ""
-        owner.load_done()
-        feed, rows = str(record.id), self.reports.load.rows
-        event(LOG, logging.INFO, "initial load done", changefeed=feed, ts=ts, rows=rows)
+        await self._load_end.store(owner)
+        self.waiting_for = ""
         self._pause.wake()
