@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -19,7 +19,7 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.mounter.columns import to_arrow
 from tidegate.sink import sqlite
 from tidegate.sink.base import Content, Description, Domain, Form, Marks, Prove, SinkFeed
-from tidegate.sink.sqlite import Ledger
+from tidegate.sink.sqlite import FencedCommits, Ledger
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS state (name TEXT, key TEXT, image TEXT, ts INTEGER, PRIMARY KEY (name, key));
@@ -58,12 +58,12 @@ class SqliteSink(Ledger):
         return SqliteWriter(self, slot, prove, alive)
 
 
-class SqliteWriter(sqlite.SqliteWriter):
+class SqliteWriter:
     """Applies changes to `state`."""
 
     def __init__(self, ledger: Ledger, slot: int, prove: Prove, alive: Callable[[], None]) -> None:
         self._held: list[Change] = []
-        super().__init__(ledger, slot, prove, alive)
+        self._alive, self.commits = alive, FencedCommits(ledger, slot, prove)
 
     @property
     def is_due(self) -> bool:
@@ -73,7 +73,7 @@ class SqliteWriter(sqlite.SqliteWriter):
     def room(self) -> int:
         return 1 << 14
 
-    def hold(self, contents: Sequence[Content]) -> None:
+    def write(self, contents: Sequence[Content]) -> None:
         found: list[tuple[int, Change]] = []
         for content in contents:
             if isinstance(content, RowBlock):
@@ -83,11 +83,12 @@ class SqliteWriter(sqlite.SqliteWriter):
             found += zip(content.position.tolist(), changes(content), strict=True)
         found.sort(key=lambda one: one[0])
         self._held += [change for _, change in found]
+        self._alive()
 
-    def ready(self) -> None:
-        """Nothing needs to be."""
+    def commit(self, progress: Mapping[str, bytes]) -> None:
+        self.commits.commit(progress, self._insert, self.abort)
 
-    def insert(self, connection: Any) -> None:
+    def _insert(self, connection: Any) -> None:
         for name, op, ts, key, old_key, image in self._held:
             if op == DELETE or old_key != key:
                 connection.execute("DELETE FROM state WHERE name = ? AND key = ?", [name, old_key])
@@ -97,6 +98,10 @@ class SqliteWriter(sqlite.SqliteWriter):
 
     def abort(self) -> None:
         self._held = []
+
+    def close(self) -> None:
+        self.abort()
+        self.commits.close()
 
 
 class SqliteOwner(sqlite.SqliteOwner):

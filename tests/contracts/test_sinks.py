@@ -172,7 +172,7 @@ class AtSqlite(Feed):
         return [(key[2:-2], image.split('"')[-2]) for key, image in found]
 
     def lose_answer(self, writer: Any) -> None:
-        writer.connection = Deaf(writer.connection)
+        writer.commits.connection = Deaf(writer.commits.connection)
 
     def elsewhere(self) -> Sink:
         return AtSqlite(self.path.with_name("other")).sink()

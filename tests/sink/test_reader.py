@@ -298,7 +298,7 @@ def test_a_fenced_writer_commits_nothing_though_nobody_can_tell_it_so(tmp_path: 
     def unknown() -> None:
         raise Retryable("the metadata store does not answer")
 
-    place.writer._prove = unknown
+    place.writer.commits._prove = unknown
     later = sink_in(tmp_path)
     later.feed = replace(later.feed, grant=(1, 1, 2))
     later.fence({"here": 2}, lambda: None)

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import JOURNAL_KEY, Journal, journal
-from tidegate.sink.base import Content, Prove, SinkFeed, SlotTaken, Undecided
+from tidegate.sink.base import Prove, SinkFeed, SlotTaken, Undecided
 
 OWNER: Final = "owner"
 BUSY_S: Final = 10.0
@@ -127,54 +126,34 @@ class Ledger:
                 connection.execute("DELETE FROM progress WHERE feed = ?", [self.name])
 
 
-class SqliteWriter(ABC):
-    """Collects what is written until the commit, so that the file is locked only during the commit."""
+class FencedCommits:
+    """The commits of one writer: each is one transaction, which checks the fence and the writer's slot.
 
-    def __init__(self, ledger: Ledger, slot: int, prove: Prove, alive: Callable[[], None]) -> None:
-        self._ledger, self._prove, self._alive = ledger, prove, alive
+    A writer collects what it writes until then, so that the file is locked only during the commit.
+    """
+
+    def __init__(self, ledger: Ledger, slot: int, prove: Prove) -> None:
+        """Take the slot. `prove`: raises Fenced if the grant is gone."""
+        self._ledger, self._prove = ledger, prove
         self._slot = f"{ledger.feed.capture}/{slot}"
-        self.connection: Any = ledger.connect()
+        self.connection = ledger.connect()
         self._holder = secrets.token_hex(4)
         with exclusive(self.connection):
             ledger.hold(self.connection, self._slot, self._holder)
         prove()
 
-    @property
-    @abstractmethod
-    def is_due(self) -> bool:
-        """As `Writer.is_due`."""
+    def commit(
+        self,
+        progress: Mapping[str, bytes],
+        insert: Callable[[sqlite3.Connection], None],
+        discard: Callable[[], None],
+    ) -> None:
+        """Make what `insert` writes into the transaction, and these records, durable together.
 
-    @property
-    @abstractmethod
-    def room(self) -> int:
-        """As `Writer.room`."""
-
-    def write(self, contents: Sequence[Content]) -> None:
-        """Collect the changes that come next."""
-        self.hold(contents)
-        self._alive()
-
-    @abstractmethod
-    def hold(self, contents: Sequence[Content]) -> None:
-        """Collect contents until the commit."""
-
-    @abstractmethod
-    def ready(self) -> None:
-        """Do all work on the collected contents that needs no lock."""
-
-    @abstractmethod
-    def insert(self, connection: Any) -> None:
-        """Write the collected contents into an open transaction."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Discard the collected contents."""
-
-    def commit(self, progress: Mapping[str, bytes]) -> None:
-        """Make everything since the last commit, and these records, durable together before returning."""
+        All work that needs no lock must be done before, because other writers of the file wait. `discard`:
+        forgets what was collected, before the outcome of the commit is known.
+        """
         connection, ledger = self.connection, self._ledger
-        # Before the transaction, so that other writers of the file wait only for the inserts.
-        self.ready()
         with as_retryable(ledger.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -188,13 +167,13 @@ class SqliteWriter(ABC):
                 else:
                     # docs/guarantees.md#a-spark-query-reads-each-change-once: rows and progress are one
                     # transaction, in which the fence was checked.
-                    self.insert(connection)
+                    insert(connection)
                     ledger.keep(connection, progress)
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
             finally:
-                self.abort()
+                discard()
         # Apart from the statements above: an error of COMMIT does not say whether it took effect.
         try:
             connection.execute("COMMIT")
@@ -212,7 +191,6 @@ class SqliteWriter(ABC):
 
     def close(self) -> None:
         """Close the file."""
-        self.abort()
         self.connection.close()
 
 

@@ -80,7 +80,7 @@ class Host:
         self._threads.start("signs-of-life", self._signs.watch)
         self._placement.run()
 
-    # --- for workers elsewhere: `service.Works`
+    # --- for workers elsewhere: `remote.service`
 
     def serve_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
         """Give pieces of work to a worker on another machine, until it has ended or was given up."""

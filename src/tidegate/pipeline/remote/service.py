@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Final, Protocol, TypeVar, assert_never
+from typing import Final, TypeVar, assert_never
 
 import grpc
 import pyarrow as pa
@@ -34,7 +34,7 @@ from tidegate.model.block import ENTRY_SCHEMA
 from tidegate.model.reports import Failed
 from tidegate.mounter import bases
 from tidegate.pipeline.exchange import questions
-from tidegate.pipeline.exchange.lines import Line, StreamLine
+from tidegate.pipeline.exchange.lines import StreamLine
 from tidegate.pipeline.exchange.questions import (
     QUESTIONS,
     Answer,
@@ -57,7 +57,8 @@ from tidegate.pipeline.exchange.questions import (
     SpanKeys,
     SpecContent,
 )
-from tidegate.pipeline.exchange.work import ElsewhereHello, Lease, parse
+from tidegate.pipeline.exchange.work import ElsewhereHello, parse
+from tidegate.pipeline.host.host import Host
 from tidegate.pipeline.host.incarnation import Incarnation
 from tidegate.pipeline.worker.worker import failed
 from tidegate.tls import Tls
@@ -95,30 +96,14 @@ _SPAN: Final = re.compile(r"[0-9a-f]{16}")
 Kind = TypeVar("Kind")
 
 
-class Works(Protocol):
-    """The part of `pipeline.host.host.Host` that the service uses."""
-
-    def serve_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
-        """Give a worker pieces of work until it ends. `end_job`: cancels its Spark job."""
-        ...
-
-    def incarnation(self, secret: str) -> Incarnation:
-        """The incarnation with this secret. Raises Fenced when it is over."""
-        ...
-
-    def holds(self, one: Incarnation, lease: Lease) -> bool:
-        """Whether a worker still has this lease."""
-        ...
-
-
 class Service:
     """The server. Call `start` once, and `expect` for each job whose worker may connect."""
 
-    def __init__(self, works: Works, address: str, tls: Tls | None, names: Sequence[str] = ()) -> None:
+    def __init__(self, host: Host, address: str, tls: Tls | None, names: Sequence[str] = ()) -> None:
         """`address`: host:port to listen at; port 0 takes a free one. `names`: the common names that a
         worker's certificate may have; empty: any certificate of the CA is accepted.
         """
-        self._works, self._names = works, frozenset(names)
+        self._host, self._names = host, frozenset(names)
         self._lock = threading.Lock()
         self._expected: dict[str, Callable[[], None]] = {}
         """Jobs whose workers have not connected yet, by nonce, each with the function that cancels it."""
@@ -146,7 +131,7 @@ class Service:
                 ("grpc.http2.max_ping_strikes", 0),
             ),
         )
-        host = address.rpartition(":")[0]
+        listens_at = address.rpartition(":")[0]
         try:
             if tls is None:
                 port = self._server.add_insecure_port(address)
@@ -156,7 +141,7 @@ class Service:
             raise InvalidInput(
                 "the address for workers cannot be used", where=address, why=str(error), fix="give another"
             ) from error
-        self.address = f"{host}:{port}"
+        self.address = f"{listens_at}:{port}"
         """host:port where it listens, with the actual port."""
         self._is_secure = tls is not None
 
@@ -211,7 +196,7 @@ class Service:
             self._refused = f"{hello.machine:.80} has Tidegate {hello.version:.20}, this is {__version__}"
         else:
             self._refused = ""
-            self._works.serve_elsewhere(line, hello, end_job)
+            self._host.serve_elsewhere(line, hello, end_job)
             return
         line.close()
 
@@ -280,7 +265,7 @@ class Service:
 
     def _incarnation(self, context: grpc.ServicerContext) -> Incarnation:
         shown = [value for key, value in context.invocation_metadata() if key == SECRET]
-        return self._works.incarnation(shown[0] if shown else "")
+        return self._host.incarnation(shown[0] if shown else "")
 
     def _check_spans(self, one: Incarnation, spans: Sequence[str]) -> None:
         """Raise Fenced if a span is neither in the incarnation's ranges nor the span of DDL."""
@@ -315,7 +300,7 @@ class Service:
                 access.set_aside(entries)
                 return Kept()
             case GetGranted(lease):
-                if lease.slot >= 0 and not self._works.holds(one, lease):
+                if lease.slot >= 0 and not self._host.holds(one, lease):
                     raise Fenced("the slot was given to another worker", where=f"slot {lease.slot}")
                 return Granted(one.spec.granted())
             case GetBegun(records):

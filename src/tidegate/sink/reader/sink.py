@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 import time
 from binascii import crc32
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ from tidegate.sink.reader.changes import (
     readable_of,
     write_definition,
 )
-from tidegate.sink.sqlite import Ledger, SqliteOwner, SqliteWriter, as_retryable
+from tidegate.sink.sqlite import FencedCommits, Ledger, SqliteOwner, as_retryable
 
 DUE_BYTES: Final = 16 << 20
 """A transaction is due when it holds so many bytes of Arrow rows."""
@@ -110,15 +110,15 @@ class ReaderSink(Ledger):
         return ReaderWriter(self, slot, prove, alive)
 
 
-class ReaderWriter(SqliteWriter):
+class ReaderWriter:
     """Collects rows and writes them as pieces."""
 
     def __init__(self, sink: ReaderSink, slot: int, prove: Prove, alive: Callable[[], None]) -> None:
         self._held: dict[tuple[str, str, pa.Schema], list[pa.RecordBatch]] = {}
         self._size = 0
         self._rows: list[Row] = []
-        self._sink = sink
-        super().__init__(sink, slot, prove, alive)
+        self._sink, self._alive = sink, alive
+        self.commits = FencedCommits(sink, slot, prove)
 
     @property
     def is_due(self) -> bool:
@@ -130,20 +130,23 @@ class ReaderWriter(SqliteWriter):
         """Bytes until `is_due`, at least `ROOM_MIN`."""
         return max(DUE_BYTES - self._size, ROOM_MIN)
 
-    def hold(self, contents: Sequence[Content]) -> None:
-        """Collect rows by table and table version."""
+    def write(self, contents: Sequence[Content]) -> None:
+        """Collect rows by table and table version, until the commit."""
         for content in contents:
             assert isinstance(content, ArrowRows)
             batch = typed(content)
             of = content.table.schema, content.table.table, batch.schema
             self._held.setdefault(of, []).append(batch)
             self._size += batch.nbytes
+        self._alive()
 
-    def ready(self) -> None:
-        """Compress the collected rows before the file is locked."""
+    def commit(self, progress: Mapping[str, bytes]) -> None:
+        """Make everything since the last commit, and these records, durable together before returning."""
+        # Compressed before the transaction, so that other writers of the file wait only for the inserts.
         self._rows = [row for (name, of, _), held in self._held.items() for row in pieces(name, of, held)]
+        self.commits.commit(progress, self._insert, self.abort)
 
-    def insert(self, connection: Any) -> None:
+    def _insert(self, connection: sqlite3.Connection) -> None:
         """Write the pieces. Raises Retryable if max-kept is reached and the query can free something."""
         rows = self._rows
         if not rows:
@@ -169,6 +172,11 @@ class ReaderWriter(SqliteWriter):
         """Discard the collected rows."""
         self._held, self._rows, self._size = {}, [], 0
 
+    def close(self) -> None:
+        """Close the file."""
+        self.abort()
+        self.commits.close()
+
 
 class ReaderOwner(SqliteOwner):
     """Writes definitions, and stops serving a reader whose query was silent for too long."""
@@ -185,7 +193,7 @@ class ReaderOwner(SqliteOwner):
         self._check_queried()
         super().send_resolved(ts, build_ms)
 
-    def record_ddl(self, connection: Any, event: DdlEvent) -> None:
+    def record_ddl(self, connection: sqlite3.Connection, event: DdlEvent) -> None:
         """Write a table's definition from this DDL on, or its removal."""
         names = event.schema, event.table, event.old_schema, event.old_table
         write_definition(
@@ -260,7 +268,7 @@ def pieces(schema: str, table: str, batches: Sequence[pa.RecordBatch]) -> Iterab
             yield part_of, int(ts.min()), int(ts.max()), len(data), data
 
 
-def _can_drain(connection: Any) -> bool:
+def _can_drain(connection: sqlite3.Connection) -> bool:
     """Whether the query can read, confirm and so free some of the pieces."""
     found = connection.execute(
         "SELECT EXISTS (SELECT 1 FROM pieces WHERE last_ts <= ?)", [readable_of(connection)]

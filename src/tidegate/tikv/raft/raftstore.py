@@ -22,6 +22,7 @@ from typing import Final, Protocol
 
 from tidegate.errors import Retryable
 from tidegate.tikv.engine import Engine, EngineSnapshot, Range
+from tidegate.tikv.faults import Faults
 from tidegate.tikv.mvcc import Change
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_change import RegionChange
@@ -82,21 +83,13 @@ class Member(Protocol):
         ...
 
 
-class Gate(Protocol):
-    """Can delay an apply round (`faults`)."""
-
-    def before_apply(self) -> None:
-        """Called before each round."""
-        ...
-
-
 class Raftstore:
     """Ordered apply over an engine. `propose` and `capture` are thread-safe.
 
     `observers` and `members`, by store id, are added and removed when a store starts and stops.
     """
 
-    def __init__(self, engine: Engine, regions: RegionTable, gate: Gate | None = None) -> None:
+    def __init__(self, engine: Engine, regions: RegionTable, faults: Faults | None = None) -> None:
         self.engine = engine
         self.regions = regions
         self.observers: dict[int, Observer] = {}
@@ -105,7 +98,7 @@ class Raftstore:
         """When a command was last applied or a registration was added, in monotonic seconds."""
         self.written: dict[int, int] = {}
         """Approximate bytes written to each region since the splitter last removed its entry."""
-        self._gate = gate
+        self._faults = faults
         self._queue: list[Command] = []
         self._captures: list[tuple[Install, Range | None]] = []
         self._queued = 0
@@ -168,8 +161,8 @@ class Raftstore:
             if captures:
                 self._capture(captures)
             if commands:
-                if self._gate is not None:
-                    self._gate.before_apply()
+                if self._faults is not None:
+                    self._faults.before_apply()
                 if commands[0].admin is not None:
                     self._administer(commands[0], commands[0].admin)
                 else:
