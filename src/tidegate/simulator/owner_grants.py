@@ -22,7 +22,7 @@ from tidegate.simulator.virtual_time import Steps
 from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
 
 if TYPE_CHECKING:
-    from tidegate.simulator.capture import Control
+    from tidegate.simulator.control_process import Control
 
 
 class OwnerGrants:

@@ -30,7 +30,7 @@ from tidegate.simulator.virtual_time import Signal, Steps
 from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
 
 if TYPE_CHECKING:
-    from tidegate.simulator.capture import Control
+    from tidegate.simulator.control_process import Control
 
 MEET_S: Final = 3.0
 AGAIN_S: Final = 5.0

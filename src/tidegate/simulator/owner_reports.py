@@ -28,7 +28,7 @@ from tidegate.simulator.owner_shares import OwnerShares
 from tidegate.simulator.owner_sink import OwnerSink
 
 if TYPE_CHECKING:
-    from tidegate.simulator.capture import Control
+    from tidegate.simulator.control_process import Control
 
 
 class OwnerReports:

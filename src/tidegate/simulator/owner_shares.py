@@ -17,7 +17,7 @@ from tidegate.simulator.owner_link import ALL_KEYS, OwnerLink
 from tidegate.simulator.virtual_time import Steps
 
 if TYPE_CHECKING:
-    from tidegate.simulator.capture import Control
+    from tidegate.simulator.control_process import Control
 
 
 class OwnerShares:

@@ -18,7 +18,7 @@ from tidegate.simulator.virtual_time import Steps
 from tidegate.simulator.world import CLUSTER, FEED
 
 if TYPE_CHECKING:
-    from tidegate.simulator.capture import Control
+    from tidegate.simulator.control_process import Control
 
 CALL_S: Final = 20.0
 """How long one call of the sink may take."""

@@ -38,7 +38,7 @@ from tidegate.simulator.virtual_time import Signal, Steps, Task
 from tidegate.simulator.world import CLUSTER, FEED
 
 if TYPE_CHECKING:
-    from tidegate.simulator.capture import Control
+    from tidegate.simulator.control_process import Control
 
 JOBS_S: Final = 2.0
 RESOLVED_S: Final = 0.5

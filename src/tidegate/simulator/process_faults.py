@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.simulator.capture import Capture, Moment
+from tidegate.simulator.capture import Capture
+from tidegate.simulator.control_process import Moment
 from tidegate.simulator.fault_draws import any_capture, later
 from tidegate.simulator.virtual_time import Process
 from tidegate.simulator.worker import Worker

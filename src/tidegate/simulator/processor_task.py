@@ -24,7 +24,7 @@ from tidegate.simulator.worker import BoundsFile, Report, Worker
 from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
 
 if TYPE_CHECKING:
-    from tidegate.simulator.capture import Control
+    from tidegate.simulator.control_process import Control
 
 REST_S: Final = 1.0
 """How long it waits if nothing happens. The machine repeats its messages every few seconds."""
