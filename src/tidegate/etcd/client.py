@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.kvclient.channel import ChannelPool, at_end, beginning
@@ -87,16 +88,20 @@ class EtcdClient:
         """All endpoints, for errors."""
         return ",".join(self.endpoints)
 
-    def range(self, key: bytes, end: bytes = b"", *, limit: int = 0, revision: int = 0) -> Any:
-        """A RangeResponse: one key, or those in [key, end). `revision` 0: the latest."""
+    def range(self, key: bytes, end: bytes = b"", *, limit: int = 0, revision: int = 0) -> pb.RangeResponse:
+        """One key, or those in [key, end). `revision` 0: the latest."""
         request = pb.RangeRequest(key=key, range_end=end, limit=limit, revision=revision)
-        return self._ask(lambda at: self._pool.stub(at, rpc.KVStub).Range, request)
+        found: pb.RangeResponse = self._ask(lambda at: self._pool.stub(at, rpc.KVStub).Range, request)
+        return found
 
-    def try_txn(self, request: Any) -> Any:
+    def try_txn(self, request: pb.TxnRequest) -> pb.TxnResponse:
         """One attempt at a transaction. Raises Unanswered; the next attempt goes to another endpoint."""
-        return self._attempt(lambda at: self._pool.stub(at, rpc.KVStub).Txn, request, self._call_s)
+        found: pb.TxnResponse = self._attempt(
+            lambda at: self._pool.stub(at, rpc.KVStub).Txn, request, self._call_s
+        )
+        return found
 
-    def try_txns(self, requests: Sequence[Any]) -> list[Any]:
+    def try_txns(self, requests: Sequence[pb.TxnRequest]) -> list[pb.TxnResponse | Unanswered]:
         """One attempt at several transactions at the same time; Unanswered in the place of a lost answer."""
         address = self._address()
         calls: list[Any] = []
@@ -110,11 +115,12 @@ class EtcdClient:
                 calls.append(Unanswered(str(error)))
         return [self._collect(address, one) for one in calls]
 
-    def _collect(self, address: str, call: Any) -> Any:
+    def _collect(self, address: str, call: Any) -> pb.TxnResponse | Unanswered:
         if isinstance(call, Unanswered):
             return call
         try:
-            return call.result()
+            answer: pb.TxnResponse = call.result()
+            return answer
         except grpc.FutureCancelledError as error:
             return Unanswered(str(error))
         except grpc.RpcError as error:
@@ -136,7 +142,7 @@ class EtcdClient:
     def keep_alive(self, lease: int, timeout_s: float) -> int:
         """One attempt to renew a lease: its new TTL in seconds; 0: it has ended. Raises Unanswered."""
 
-        def renew(address: str) -> Callable[..., Any]:
+        def renew(address: str) -> Callable[..., pb.LeaseKeepAliveResponse]:
             stub = self._pool.stub(address, rpc.LeaseStub)
 
             return lambda request, timeout: _first(stub.LeaseKeepAlive(iter([request]), timeout=timeout))
@@ -163,7 +169,7 @@ class EtcdClient:
         self._closed = True
         self._pool.close()
 
-    def _ask(self, method: Callable[[str], Callable[..., Any]], request: Any) -> Any:
+    def _ask(self, method: Callable[[str], Callable[..., T]], request: Message) -> T:
         """Repeat a request until it is answered. Only for requests that may be carried out twice."""
         return self.until_answered(lambda: self._attempt(method, request, self._call_s))
 
@@ -198,7 +204,7 @@ class EtcdClient:
         with self._lock:
             return self.endpoints[self._at % len(self.endpoints)]
 
-    def _attempt(self, method: Callable[[str], Callable[..., Any]], request: Any, timeout_s: float) -> Any:
+    def _attempt(self, method: Callable[[str], Callable[..., T]], request: Message, timeout_s: float) -> T:
         address = self._address()
         try:
             with beginning(address):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from tidegate.control.metadata import (
     Compare,
@@ -93,11 +93,11 @@ class EtcdMetadata:
         """Close the connections."""
         self.client.close()
 
-    def _through(self, asked: GuardedWrites, request: Any, *, unsure: bool) -> WriteResult:
+    def _through(self, asked: GuardedWrites, request: pb.TxnRequest, *, unsure: bool) -> WriteResult:
         """Repeat a transaction until its outcome is known. `unsure`: an earlier attempt was not answered."""
         state = [unsure]
 
-        def attempt() -> Any:
+        def attempt() -> pb.TxnResponse:
             try:
                 return self.client.try_txn(request)
             except Unanswered:
@@ -117,7 +117,7 @@ class EtcdMetadata:
             fix="find the program that writes below /tidegate in this etcd, and stop it",
         )
 
-    def _request(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Any:
+    def _request(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> pb.TxnRequest:
         keys = [write.key for write in writes]
         with self._lock:
             known = {key: self._known.get(key) for key in keys}
@@ -137,7 +137,7 @@ class EtcdMetadata:
             failure=[pb.RequestOp(request_range=pb.RangeRequest(key=key.encode())) for key in looked_at],
         )
 
-    def _judge(self, asked: GuardedWrites, answer: Any, *, unsure: bool) -> WriteResult | None:
+    def _judge(self, asked: GuardedWrites, answer: pb.TxnResponse, *, unsure: bool) -> WriteResult | None:
         """The outcome of a transaction; None: a written key had another revision than we knew."""
         revision = int(answer.header.revision)
         if answer.succeeded:
@@ -213,7 +213,7 @@ def _holds(guard: Compare, found: Mapping[str, KeyValue]) -> bool:
     return guard.create_revision in (None, created) and guard.mod_revision in (None, modified)
 
 
-def _compares(guard: Compare) -> Iterable[Any]:
+def _compares(guard: Compare) -> Iterable[pb.Compare]:
     key = guard.key.encode()
     if guard.mod_revision is not None:
         yield _mod(guard.key, guard.mod_revision)
@@ -221,17 +221,17 @@ def _compares(guard: Compare) -> Iterable[Any]:
         yield pb.Compare(target=pb.Compare.CREATE, key=key, create_revision=guard.create_revision)
 
 
-def _mod(key: str, revision: int) -> Any:
+def _mod(key: str, revision: int) -> pb.Compare:
     return pb.Compare(target=pb.Compare.MOD, key=key.encode(), mod_revision=revision)
 
 
-def _operation(write: Put | Delete) -> Any:
+def _operation(write: Put | Delete) -> pb.RequestOp:
     if isinstance(write, Delete):
         return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=write.key.encode()))
     return pb.RequestOp(request_put=pb.PutRequest(key=write.key.encode(), value=write.value))
 
 
-def _key_value(found: Any) -> KeyValue:
+def _key_value(found: pb.KeyValue) -> KeyValue:
     return KeyValue(
         found.key.decode(), bytes(found.value), int(found.create_revision), int(found.mod_revision)
     )

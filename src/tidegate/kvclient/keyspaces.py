@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -37,7 +37,7 @@ class Keyspaces:
         """A keyspace of API V2. Raises InvalidInput if PD has none of that name, or it is not enabled."""
         request = keyspacepb.LoadKeyspaceRequest(name=name)
 
-        def attempt(address: str) -> Any:
+        def attempt(address: str) -> keyspacepb.KeyspaceMeta:
             request.header.cluster_id = self._calls.known_cluster_id
             stub = self._calls.channels.stub(address, keyspacepb_pb2_grpc.KeyspaceStub)
             response = stub.LoadKeyspace(request, timeout=CALL_TIMEOUT_S)
@@ -49,7 +49,8 @@ class Keyspaces:
                     fix="check the name, or give --keyspace-id",
                 )
             raise_pd_error("LoadKeyspace", address, response.header)
-            return response.keyspace
+            found: keyspacepb.KeyspaceMeta = response.keyspace
+            return found
 
         found = self._calls.call("LoadKeyspace", attempt)
         if found.state != keyspacepb.ENABLED:
@@ -64,7 +65,7 @@ class Keyspaces:
         """A keyspace by its id; None if PD has none with it, or does not know keyspaces."""
         request = keyspacepb.GetAllKeyspacesRequest(start_id=keyspace_id, limit=1)
 
-        def attempt(address: str) -> Any:
+        def attempt(address: str) -> keyspacepb.GetAllKeyspacesResponse:
             request.header.cluster_id = self._calls.known_cluster_id
             stub = self._calls.channels.stub(address, keyspacepb_pb2_grpc.KeyspaceStub)
             try:
@@ -74,12 +75,13 @@ class Keyspaces:
                     return keyspacepb.GetAllKeyspacesResponse()
                 raise
             raise_pd_error("GetAllKeyspaces", address, response.header)
-            return response
+            found: keyspacepb.GetAllKeyspacesResponse = response
+            return found
 
         found = self._calls.call("GetAllKeyspaces", attempt).keyspaces
         return next((_keyspace(each) for each in found if each.id == keyspace_id), None)
 
 
-def _keyspace(found: Any) -> Keyspace:
+def _keyspace(found: keyspacepb.KeyspaceMeta) -> Keyspace:
     group = found.config.get(TSO_GROUP, "")
     return Keyspace(int(found.id), found.name, int(group) if group.isdigit() else 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -107,14 +107,14 @@ class PdClient:
             return known
         store = self._calls.call("GetStore", lambda address: self._get_store(address, store_id))
         why = "PD does not know it" if store is None else unfit(store)
-        if why:
+        if store is None or why:
             raise StoreGone(f"store {store_id} serves no regions", where=self.address, why=why)
         if len(self._stores) >= STORES_MAX:
             self._stores.clear()
         self._stores[store_id] = address_of(store.address)
         return self._stores[store_id]
 
-    def _get_store(self, address: str, store_id: int) -> Any:
+    def _get_store(self, address: str, store_id: int) -> metapb.Store | None:
         """The store as PD describes it; None if PD has no such store."""
         request = pdpb.GetStoreRequest(store_id=store_id)
         request.header.cluster_id = self._calls.known_cluster_id
@@ -128,10 +128,11 @@ class PdClient:
         if _says_unknown_store(response.header.error.message):
             return None
         raise_pd_error("GetStore", address, response.header)
-        return response.store
+        found: metapb.Store = response.store
+        return found
 
-    def stores(self) -> list[Any]:
-        """All stores except removed ones, as metapb.Store; includes TiFlash stores."""
+    def stores(self) -> list[metapb.Store]:
+        """All stores except removed ones; includes TiFlash stores."""
         return list(
             self._calls.unary("GetAllStores", pdpb.GetAllStoresRequest(exclude_tombstone_stores=True)).stores
         )
@@ -210,7 +211,10 @@ class PdClient:
         found = self._scan_regions(start_encoded, end_encoded, limit)
         return [(_region_info(region, leader), _peers(region, leader)) for region, leader in found]
 
-    def _scan_regions(self, start_encoded: bytes, end_encoded: bytes, limit: int) -> list[tuple[Any, Any]]:
+    def _scan_regions(
+        self, start_encoded: bytes, end_encoded: bytes, limit: int
+    ) -> list[tuple[metapb.Region, metapb.Peer]]:
+        """The regions, each with its leader."""
         request = pdpb.ScanRegionsRequest(start_key=start_encoded, end_key=end_encoded, limit=limit)
         response = self._calls.unary("ScanRegions", request)
         if response.regions:
@@ -253,21 +257,24 @@ class PdClient:
             self._calls.unary("SetGCBarrier", barrier)
         except TidegateError:
             # Only the text of PD's error says that the barrier comes too late: compare the safe points.
-            passed = self._gc_state(scope).txn_safe_point
-            if passed > safe_point:
-                return int(passed)
+            state = self._gc_state(scope)
+            if state is not None and state.txn_safe_point > safe_point:
+                return int(state.txn_safe_point)
             raise
         return safe_point
 
-    def _collects_itself(self, scope: Any) -> bool:
+    def _collects_itself(self, scope: pdpb.KeyspaceScope) -> bool:
         state = self._gc_state(scope)
         return state is not None and bool(state.is_keyspace_level_gc)
 
-    def _gc_state(self, scope: Any) -> Any:
+    def _gc_state(self, scope: pdpb.KeyspaceScope) -> pdpb.GCState | None:
         """The state of a scope's GC; None if PD is older and has one GC for all."""
         request = pdpb.GetGCStateRequest(keyspace_scope=scope, exclude_gc_barriers=True)
         response = self._calls.unary_if_known("GetGCState", request)
-        return None if response is None else response.gc_state
+        if response is None:
+            return None
+        found: pdpb.GCState = response.gc_state
+        return found
 
     def gc_safe_point(self) -> int:
         """The ts below which old versions may be gone."""
@@ -325,7 +332,7 @@ def _says_unknown_store(message: str | None) -> bool:
     return message is not None and "invalid store ID" in message and "not found" in message
 
 
-def _peers(region: Any, leader: Any) -> tuple[PeerInfo, ...]:
+def _peers(region: metapb.Region, leader: metapb.Peer) -> tuple[PeerInfo, ...]:
     return tuple(
         PeerInfo(
             peer.id,
@@ -337,7 +344,7 @@ def _peers(region: Any, leader: Any) -> tuple[PeerInfo, ...]:
     )
 
 
-def _region_info(region: Any, leader: Any) -> RegionInfo:
+def _region_info(region: metapb.Region, leader: metapb.Peer) -> RegionInfo:
     """A region as we keep it. Without a leader the store is 0: the first peer would only refuse requests."""
     return RegionInfo(
         id=region.id,

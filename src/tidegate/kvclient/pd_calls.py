@@ -144,7 +144,7 @@ class PdCalls:
         assert last is not None
         raise last
 
-    def _adopt(self, asked: str, response: Any) -> str:
+    def _adopt(self, asked: str, response: pdpb.GetMembersResponse) -> str:
         """Remember the leader, the members and the cluster id of a GetMembers answer.
 
         The address that answered stays the leader's if the leader lists it, even if it lists another first.
@@ -169,7 +169,7 @@ class PdCalls:
             return self._leader
 
 
-def raise_pd_error(method: str, address: str, header: Any) -> None:
+def raise_pd_error(method: str, address: str, header: pdpb.ResponseHeader) -> None:
     """Raise Retryable if the header of an answer has an error."""
     if header.HasField("error") and header.error.type != pdpb.OK:
         raise Retryable(f"PD refused {method}", where=address, why=header.error.message)

@@ -19,7 +19,9 @@ from tidegate.kvclient.channel import beginning, is_too_large, is_transient, una
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.kvclient.stores import StoreGone
+from tidegate.proto import errorpb_pb2 as errorpb
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
+from tidegate.proto import metapb_pb2 as metapb
 from tidegate.proto import tikvpb_pb2_grpc
 
 NO_LEADER_MS: Final = 50
@@ -130,7 +132,7 @@ class RegionRequester:
         self.pd.pause(wait)
         raise RegionMoved from error
 
-    def _region_failed(self, region: RegionInfo, method: str, error: Any, backoff: Backoff) -> None:
+    def _region_failed(self, region: RegionInfo, method: str, error: errorpb.Error, backoff: Backoff) -> None:
         cause, at_least_ms = correct(self.pd, region, error)
         where = f"region {region.id}, {method}"
         self.pd.pause(backoff.next(cause, at_least_ms=at_least_ms, where=where, why=error.message))
@@ -147,10 +149,10 @@ def fill_context(context: kvrpcpb.Context, region: RegionInfo, cluster_id: int) 
     context.cluster_id = cluster_id
 
 
-def correct(pd: PdClient, region: RegionInfo, error: Any) -> tuple[Cause, int]:
+def correct(pd: PdClient, region: RegionInfo, error: errorpb.Error) -> tuple[Cause, int]:
     """Correct the cache after a region error; returns how to wait: the cause and the least milliseconds.
 
-    `error` is an errorpb.Error. Public because the puller's region feeds get the same errors.
+    Public because the puller's region feeds get the same errors.
     """
     match _first_field(error):
         case "not_leader" if error.not_leader.leader.id:
@@ -181,14 +183,14 @@ def correct(pd: PdClient, region: RegionInfo, error: Any) -> tuple[Cause, int]:
             return Cause.REGION_MISS, 0
 
 
-def _first_field(error: Any) -> str:
+def _first_field(error: errorpb.Error) -> str:
     for descriptor, _ in error.ListFields():
         if descriptor.name != "message":
             return str(descriptor.name)
     return ""
 
 
-def _current_region(region: Any, store_id: int) -> RegionInfo:
+def _current_region(region: metapb.Region, store_id: int) -> RegionInfo:
     """A region from EpochNotMatch, which names no leader: the peer on the answering store is assumed."""
     peer = next((p for p in region.peers if p.store_id == store_id), None)
     return RegionInfo(

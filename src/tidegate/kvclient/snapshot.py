@@ -7,7 +7,7 @@ at or below `ts`, the read waits for it, within the budget.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from tidegate.errors import Fatal, Retryable
 from tidegate.kvclient.backoff import DEFAULT_BUDGET_MS, Backoff, Cause
@@ -137,7 +137,7 @@ class Snapshot:
 
         self._requester.by_region(keys, backoff, send)
 
-    def _resolve_locks(self, errors: list[Any], backoff: Backoff) -> None:
+    def _resolve_locks(self, errors: list[kvrpcpb.KeyError], backoff: Backoff) -> None:
         """Resolve the locks that blocked a read, and wait for live ones. Raises Retryable on other errors."""
         locks = []
         for error in errors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.proto import metapb_pb2 as metapb
@@ -23,8 +23,8 @@ class StoreGone(Retryable):
     """PD knows no TiKV store with this id; the caller must ask PD for the region again."""
 
 
-def unfit(store: Any) -> str:
-    """The reason why regions cannot be read at a metapb.Store; empty if they can."""
+def unfit(store: metapb.Store) -> str:
+    """The reason why regions cannot be read at a store; empty if they can."""
     if store.state == metapb.Tombstone:
         return "it was removed from the cluster"
     if any(label.key == ENGINE and label.value in COLUMNAR for label in store.labels):
@@ -32,8 +32,8 @@ def unfit(store: Any) -> str:
     return "" if store.address else "it has no address"
 
 
-def check_versions(stores: Iterable[Any]) -> None:
-    """Raise InvalidInput if one of the TiKV stores (metapb.Store) is too old to have change streams.
+def check_versions(stores: Iterable[metapb.Store]) -> None:
+    """Raise InvalidInput if one of the TiKV stores is too old to have change streams.
 
     A version that cannot be parsed is accepted; if the store is too old, opening its stream fails.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.backoff import DEFAULT_BUDGET_MS, Backoff, Cause
@@ -372,7 +372,7 @@ class TwoPhase:
 
         self._requester.by_region(keys, backoff, send)
 
-    def _resolve_locks(self, errors: Iterable[Any], backoff: Backoff) -> None:
+    def _resolve_locks(self, errors: Iterable[kvrpcpb.KeyError], backoff: Backoff) -> None:
         """Resolve the locks in `errors`, wait for live ones. Raises WriteConflict or AlreadyExists."""
         locks = []
         for error in errors:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import grpc
 import numpy as np
@@ -265,7 +265,7 @@ class Stream:
     def _send(self, request: cdcpb.ChangeDataRequest) -> None:
         self._call.send(request.SerializeToString())
 
-    def _header(self) -> Any:
+    def _header(self) -> cdcpb.Header:
         return cdcpb.Header(cluster_id=self._cluster_id, ticdc_version=VERSION)
 
     # --- called by the loop, in its thread ---------------------------------------------------------------

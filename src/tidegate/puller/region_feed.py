@@ -17,12 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from tidegate.errors import Fatal, TidegateError
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
 from tidegate.model.timestamp import physical_ms
+from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller.match.matcher import Violation
 
 
@@ -109,9 +110,9 @@ class Initialized:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The store sent cdcpb.Error for this registration."""
+    """The store sent an error for this registration."""
 
-    error: Any
+    error: cdcpb.Error
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ class RegionFeed:
             case Silent():
                 return [Deregister(), self._again(Reason.SILENT)]
 
-    def _failed(self, error: Any) -> list[Effect]:
+    def _failed(self, error: cdcpb.Error) -> list[Effect]:
         # No retry helps: every region of this store would give the same answer.
         if error.HasField("compatibility") or error.HasField("cluster_id_mismatch"):
             self.state = State.ENDED
@@ -244,7 +245,7 @@ class RegionFeed:
         return Relocate(reason, after, history, leader_store)
 
 
-def _refused(error: Any, region: RegionInfo) -> Fatal:
+def _refused(error: cdcpb.Error, region: RegionInfo) -> Fatal:
     if error.HasField("cluster_id_mismatch"):
         return Fatal(
             "the store belongs to another cluster",

@@ -7,7 +7,7 @@ A grant says which ranges a capture may write, and with which token. The product
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidegate.control.grants import (
     Grant,
@@ -16,6 +16,7 @@ from tidegate.control.grants import (
     shared_out,
 )
 from tidegate.control.metadata import Compare, Put, grant_key
+from tidegate.control.share import Shares
 from tidegate.errors import Retryable
 from tidegate.server.owner.peers import Peers
 from tidegate.simulator.virtual_time import Steps
@@ -44,7 +45,9 @@ class OwnerGrants:
             for kv in found
         }
 
-    def shared_out(self, stored: dict[str, Grant], token: tuple[int, int], shares: Any) -> dict[str, Grant]:
+    def shared_out(
+        self, stored: dict[str, Grant], token: tuple[int, int], shares: Shares
+    ) -> dict[str, Grant]:
         """The grants for new shares, and those of earlier writers, which lose their ranges."""
         if "inherit" in self._off:
             stored = {name: replace(one, givers={}) for name, one in stored.items()}

@@ -141,7 +141,7 @@ class TopicCheck:
                         self._marks.take(state, what, offset)
                 case DdlMessage():
                     self._ddls.take(state, what)
-                case _:
+                case None:
                     if offset not in headers.layouts:
                         self._places.repartitioned()
         self._changes.take(state, rows, at, len(rows.offset))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.codec.base import Decoded, DecodedTable
+from tidegate.codec.base import DdlMessage, Decoded, DecodedTable
 from tidegate.model.cells import DELETE
 
 
@@ -48,9 +48,9 @@ def in_order(tables: Sequence[DecodedTable]) -> Rows:
     )
 
 
-def controls(decoded: Decoded) -> Iterator[tuple[int, Any]]:
+def controls(decoded: Decoded) -> Iterator[tuple[int, int | DdlMessage | None]]:
     """Marks (their ts), DDLs and changes of the number of partitions (None), by offset."""
-    found: list[tuple[int, Any]] = [(offset, ts) for ts, offset in decoded.resolved]
+    found: list[tuple[int, int | DdlMessage | None]] = [(offset, ts) for ts, offset in decoded.resolved]
     found += [(ddl.offset, ddl) for ddl in decoded.ddls]
     found += [(offset, None) for _, offset in decoded.repartitions]
     yield from sorted(found, key=lambda one: one[0])

@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from tidegate import metrics
 from tidegate.control.grants import Grant
@@ -219,7 +219,7 @@ class FeedPipeline:
                 assert_never(report)
         self._wake()
 
-    def _count(self, stats: Any) -> None:
+    def _count(self, stats: Mapping[str, int]) -> None:
         self.totals.count(self._id, stats, self._opened.plan.folder)
         self.has_news = True
 
