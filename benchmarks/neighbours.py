@@ -1,7 +1,8 @@
 """How a changefeed in trouble affects the others: one that resumes far back, one that has stopped, one that
 waits for a lock.
 
-    python -m benchmarks.neighbours [--rows 300000] [--seconds 8] [--rounds 3] [--only stopped] [--json FILE]
+    python -m benchmarks.neighbours [--rows 300000] [--seconds 8] [--rounds 3] [--json FILE]
+    python -m benchmarks.neighbours --only stopped [--seconds 8] [--rounds 3] [--stripe] [--json FILE]
     python -m benchmarks.neighbours --only locked [--locked 600] [--stripe] [--json FILE]
 
 A table with `--rows` rows gets 10 transactions of 20 rows per second all the time. Its span was read up to
@@ -22,6 +23,16 @@ store's quota:
 | roomy | before the store is full |
 | stopped | for `--seconds` from then on, at least 8 s; with no span given up early, all wait for 5 s |
 
+With `--stripe` both tables are in one stripe. The control process is played with its own registry of spans
+(`server.pulling.spans`): the changefeed that has stopped keeps everything in the stripe until the store fills
+up, and then releases it for the other (`server.processor.space_release`). Later it is resumed where it was.
+
+| figure | when |
+|---|---|
+| roomy | before the rows that fill the store |
+| stopped | from their beginning until the stopped changefeed has released the stripe, and for 4 s more |
+| resumed | until the stripe has again all that the resumed changefeed lacks |
+
 With `--only locked` it measures a table that others read, while a transaction holds a lock in another table:
 
 | figure | when |
@@ -29,7 +40,7 @@ With `--only locked` it measures a table that others read, while a transaction h
 | unlocked | for 2 minutes before the lock |
 | locked | for `--locked` seconds while the lock is held; the resolved ts of the locked table waits for it |
 
-With `--stripe` both tables are in one stripe, in different regions of it, instead of in spans of their own.
+With `--stripe` both tables are in one stripe here, too, in different regions of it.
 
 The cases run in turns, in one process, on one upstream, which is a separate process.
 """
@@ -46,11 +57,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, assert_never
 
 from benchmarks.growth import Upstream
 from benchmarks.upstream import TABLE
 
+from tidegate.control.metadata import FeedId
 from tidegate.eventstore import kernels, store_view
 from tidegate.eventstore.span_store import SpanStore
 from tidegate.eventstore.store import EventStore
@@ -58,10 +70,13 @@ from tidegate.kvclient.backoff import DEFAULT_BUDGET_MS, Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model import timestamp
+from tidegate.model.reports import DropBelow, Remove, SafePoint, Status, ToPuller, Unwatch, Watch
 from tidegate.model.span import Span, span_id
 from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
+from tidegate.server.processor.space_release import SpaceRelease
 from tidegate.server.pulling.backfill import Backfill
+from tidegate.server.pulling.spans import SpanRegistry
 from tidegate.tidb import keys
 
 LOOK_S: Final = 0.01
@@ -70,6 +85,16 @@ SPAN: Final = keys.record_span(TABLE)
 OTHER: Final = TABLE + 1
 """The table with readers, while the reader of the first table has stopped."""
 QUOTA_BYTES: Final = 4 << 20
+STRIPE_QUOTA_BYTES: Final = 32 << 20
+"""The quota with `--stripe`. The puller reports that the store fills up from three quarters of the quota on,
+and gives a span up at seven eighths. At the rate of `FAT_BYTES` 5 s are between the two."""
+RELEASED_S: Final = 4.0
+"""Rows continue for this long after the release. All since the start must fit the quota when it is pulled
+again."""
+CONTROL_S: Final = 1.0
+"""How often the control process drops what everybody has read, and looks whether the store fills up."""
+STUCK: Final = FeedId("default", "stuck")
+LIVE: Final = FeedId("default", "live")
 FAT_BYTES: Final = 4_000
 STOPPED_S: Final = 8.0
 UNLOCKED_S: Final = 120.0
@@ -79,6 +104,7 @@ BEFORE: Final = {
     "again": "quiet",
     "roomy": "roomy",
     "stopped": "roomy",
+    "resumed": "roomy",
     "unlocked": "unlocked",
     "locked": "unlocked",
 }
@@ -88,6 +114,8 @@ WIDTH: Final = 64
 """Table ids in the stripe of `--stripe`."""
 FULL_S: Final = 60.0
 """The store must be full within this time."""
+RESUMED_S: Final = 120.0
+"""The resumed changefeed must have what it lacks within this time."""
 
 
 class Capture:
@@ -204,6 +232,93 @@ def measure_stopped(upstream: Upstream, folder: Path, seconds: float) -> tuple[l
     return roomy, stopped
 
 
+class Holders:
+    """The control process's part: two changefeeds hold one stripe, and one of them makes no progress."""
+
+    def __init__(self, capture: Capture, span: Span, start: int) -> None:
+        self._capture, self._span, self._start = capture, span, start
+        self._spans, self._release = SpanRegistry(), SpaceRelease(STUCK)
+        self._looked_at = float("-inf")
+        self.has_released = False
+        """Whether the changefeed without progress has released the stripe."""
+        orders: Any = self  # in place of the connection to the puller's process
+        self._spans.connect(orders)
+        for feed in (STUCK, LIVE):
+            self._spans.hold(feed, span, start)
+
+    def send(self, order: ToPuller) -> None:
+        """Perform an order of the registry, as the puller's process does."""
+        puller, store = self._capture.puller, self._capture.store
+        match order:
+            case SafePoint():
+                pass  # PD holds everything
+            case Watch(span, start_ts, _):
+                puller.watch(span, start_ts)
+            case DropBelow(span, ts):
+                store.open_span(span).drop_below(ts)
+            case Unwatch(span) | Remove(span):
+                puller.unwatch(span)
+            case _:
+                assert_never(order)
+
+    def look(self) -> None:
+        """Once a second: drop what all holders have read; let the stuck one make way if it must."""
+        now = time.monotonic()
+        if now - self._looked_at < CONTROL_S:
+            return
+        self._looked_at = now
+        spans, reached = self._spans, self._capture.span.resolved
+        spans.receive_status(Status([], filling=self._capture.store.filling))
+        spans.note_progress(LIVE, now)
+        spans.needed(LIVE, reached, reached)
+        if not self.has_released and self._release.look(now, spans, self._start, {}, loads=False) is not None:
+            spans.release(STUCK)
+            self._release.done()
+            self.has_released = True
+        spans.drop_below({STUCK: (self._start, self._start), LIVE: (reached, reached)})
+
+    def resume(self) -> None:
+        """The stuck changefeed begins again where it was."""
+        assert self._capture.span.complete_from > self._start, "nothing was dropped"
+        self._spans.hold(STUCK, self._span, self._start)
+
+
+def measure_stopped_in_stripe(
+    upstream: Upstream, folder: Path, seconds: float
+) -> tuple[list[float], list[float], list[float]]:
+    """The lags of a changefeed while another one of the same stripe has stopped, and when it is resumed."""
+    assert TABLE // WIDTH == OTHER // WIDTH, "neighbours"
+    stripe = keys.stripe_span(TABLE - TABLE % WIDTH, WIDTH)
+    capture = Capture(upstream.address, folder, missing=True, span=stripe, disk_bytes=STRIPE_QUOTA_BYTES)
+    start = capture.pd.tso()
+    capture.puller.watch(keys.ddl_span(), start)
+    holders = Holders(capture, stripe, start)
+    with PdClient(upstream.address) as pd, writing(pd, OTHER):
+        settle(capture, start)
+        end = time.monotonic() + seconds
+        roomy = capture.lags(lambda: time.monotonic() > end, holders.look)
+        with PdClient(upstream.address) as fat, writing(fat, TABLE, FAT_BYTES):
+            full = time.monotonic() + FULL_S
+
+            def released() -> bool:
+                assert time.monotonic() < full, "the stopped changefeed did not release the stripe"
+                return holders.has_released
+
+            stopped = capture.lags(released, holders.look)
+            end = time.monotonic() + RELEASED_S
+            stopped += capture.lags(lambda: time.monotonic() > end, holders.look)
+        limit = time.monotonic() + RESUMED_S
+
+        def whole() -> bool:
+            assert time.monotonic() < limit, "the resumed changefeed did not get what it lacks"
+            return capture.span.complete_from <= start
+
+        holders.resume()
+        resumed = capture.lags(whole, holders.look)
+    capture.close()
+    return roomy, stopped, resumed
+
+
 def measure_locked(
     upstream: Upstream, folder: Path, locked_s: float, *, stripe: bool
 ) -> tuple[list[float], list[float]]:
@@ -269,9 +384,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["stopped", "locked"], help="one part alone")
     parser.add_argument("--locked", type=float, default=600.0, help="seconds that the lock is held")
-    parser.add_argument("--stripe", action="store_true", help="with `--only locked`: both in one stripe")
+    parser.add_argument("--stripe", action="store_true", help="with `--only`: both tables in one stripe")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.stripe and not options.only:
+        parser.error("--stripe needs --only stopped or --only locked")
     block_matcher.warm()
     kernels.warm()
     lags: dict[str, list[float]] = {name: [] for name in BEFORE}
@@ -288,10 +405,12 @@ def main() -> int:
                 lags["quiet"] += quiet
                 lags[name] += after
                 print(f"  round {number + 1}, {name}: {shown(after)}, before {shown(quiet)}", flush=True)
-            roomy, stopped = measure_stopped(upstream, Path(folder) / f"stopped-{number}", options.seconds)
-            lags["roomy"] += roomy
-            lags["stopped"] += stopped
-            print(f"  round {number + 1}, stopped: {shown(stopped)}", flush=True)
+            where = Path(folder) / f"stopped-{number}"
+            names = ("roomy", "stopped", "resumed") if options.stripe else ("roomy", "stopped")
+            work = measure_stopped_in_stripe if options.stripe else measure_stopped
+            for name, measured in zip(names, work(upstream, where, options.seconds), strict=True):
+                lags[name] += measured
+                print(f"  round {number + 1}, {name}: {shown(measured)}", flush=True)
         upstream.close()
     figures = {name: shown(found) for name, found in lags.items() if found}
     print(f"{'lag of the others, ms':24}{'p50':>8}{'p99':>8}{'max':>8}{'p99 to before':>14}")
