@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import httpx
 import numpy as np
+from benchmarks.feeds_figures import Limit
 from benchmarks.many import Capture, InTurns, name_of
 from benchmarks.many_tables import Upstream
 from benchmarks.product import tidegate
@@ -34,6 +35,8 @@ from benchmarks.show import Ticker, machine, short, table
 
 from tidegate.kvclient.pd import PdClient
 
+OPEN_S: Final = 600.0
+"""All changefeeds must be open within this time."""
 SETTLE_S: Final = 5.0
 PATH: Final = "/api/v2/changefeeds"
 
@@ -71,8 +74,9 @@ def measure(feeds: int, rows: int, requests: int, commands: int, progress: Ticke
             with Capture(folder, Upstream(folder, feeds, 10)) as capture:
                 progress(f"{count} changefeeds: opening")
                 capture.begin()
-                capture.create_feeds([name_of(number) for number in range(count)])
-                capture.delivering(count)
+                limit = Limit(OPEN_S)
+                capture.create_feeds([name_of(number) for number in range(count)], limit)
+                capture.delivering(count, limit)
                 with PdClient(capture.pd) as pd, InTurns(pd, capture.row(), feeds, rows):
                     time.sleep(SETTLE_S)
                     progress(f"{count} changefeeds: listing")

@@ -1,6 +1,6 @@
 """The cost of n changefeeds of one table each, compared with one changefeed of all tables.
 
-    python -m benchmarks.tables --feeds 100 [--tables 10000] [--rows 500] [--seconds 20] [--json FILE]
+    python -m benchmarks.tables --feeds 100 [--tables 10000] [--rows 500] [--seconds 20] [--total 230]
     python -m benchmarks.tables --smoke
 
 It uses a real capture, its puller and the embedded upstream; `--rows` rows per second go to all tables in
@@ -12,6 +12,10 @@ the cost of changefeeds without Spark.
 First it measures one changefeed of all tables, then n of one table each, on separate captures, with rows in
 both. Figures are per cent of a core by process, and the ratio of their sums. The one changefeed has its
 tables in stripes; each of the n changefeeds has one span.
+
+The n changefeeds want few of the rows of all tables. So their cost depends little on `--rows`, that of the
+one changefeed grows with it, and fewer rows are the harder comparison. Figures are printed as they are found.
+After `--total` seconds the run ends with those that it has, and exit code 1.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +34,7 @@ from typing import Any, Final
 import httpx
 from benchmarks.accounting import Ledger, spent
 from benchmarks.control_probe import between
+from benchmarks.feeds_figures import Limit
 from benchmarks.many_tables import Many, Upstream, Writers
 from benchmarks.rig import READY_S, eventually
 from benchmarks.schema import SCHEMAS
@@ -41,6 +47,10 @@ from tidegate.kvclient.transaction import Transaction
 from tidegate.tidb import keys
 
 ROWS_A_TXN: Final = 10
+ROWS_A_WRITER: Final = 1_000
+"""So many rows per second one thread writes, each in another region, in transactions of ten."""
+RATE_MISSED: Final = 0.9
+"""Below this part of `--rows` a line says that the rate was not reached."""
 AT_ONCE: Final = 8
 """The number of changefeeds that are created at the same time."""
 ROLES: Final = ("control", "puller", "player")
@@ -63,6 +73,8 @@ class Sizes:
     """Rows per second, over all tables."""
     seconds: float = 20.0
     settle_s: float = 10.0
+    total_s: float = 230.0
+    """The limit of the whole run."""
 
 
 SMOKE: Final = Sizes(50, 5, 50, 2.0, 1.0)
@@ -83,13 +95,15 @@ class Capture(Many):
         player = self._child("player", [sys.executable, "-m", "benchmarks.player", str(self.folder / "data")])
         self.ledger = Ledger([server.pid, player.pid])
 
-    def create_feeds(self, names: list[str]) -> None:
+    def create_feeds(self, names: list[str], limit: Limit) -> None:
         """Create a changefeed of all tables, or one for each table in `names`."""
 
         def create(number: int, name: str) -> None:
             body: dict[str, Any] = {"changefeed_id": f"f{number}", "sink_uri": URI.format(f"t{number}")}
             body |= {"replica_config": {"filter": {"rules": [name]}}}
-            made = httpx.post(f"http://{self.address}/api/v2/changefeeds", json=body, timeout=300)
+            limit.check()
+            url = f"http://{self.address}/api/v2/changefeeds"
+            made = httpx.post(url, json=body, timeout=limit.left_s + 1)
             if made.status_code != httpx.codes.OK:
                 raise RuntimeError(made.text)
 
@@ -99,7 +113,7 @@ class Capture(Many):
             for done in [threads.submit(create, *one) for one in wanted[1:]]:
                 done.result()
 
-    def delivering(self, feeds: int) -> None:
+    def delivering(self, feeds: int, limit: Limit) -> None:
         """Wait until every changefeed has delivered beyond now."""
         with PdClient(self.pd) as pd:
             asked = pd.tso()
@@ -112,21 +126,25 @@ class Capture(Many):
                 raise RuntimeError(str(errors[0]))
             return len(found) == feeds and min(int(one["checkpoint_tso"]) for one in found) > asked
 
-        eventually("all changefeeds", passed, 600, pause_s=0.5)
+        eventually("all changefeeds", passed, limit.left_s, pause_s=0.5)
 
 
 class InTurns(Writers):
-    """Writes rows into all tables in turns, at a rate."""
+    """Writes its part of the rows, which go into all tables in turns, at a rate."""
 
-    def __init__(self, pd: PdClient, row: bytes, tables: int, a_second: int) -> None:
+    def __init__(
+        self, pd: PdClient, row: bytes, tables: int, a_second: float, part: int = 0, parts: int = 1
+    ) -> None:
+        """`a_second`: rows of this part. Part `part` of `parts` has each `parts`th row."""
         super().__init__(pd, row)
-        self._tables, self._rate = tables, a_second
+        self._tables, self._rate, self._part, self._parts = tables, a_second, part, parts
 
     def _run(self) -> None:
         began, stride = time.monotonic(), 7919  # consecutive rows are far apart in stripes and regions
         while not self._done.is_set():
             transaction = Transaction(self._pd)
-            for number in range(self.rows, self.rows + ROWS_A_TXN):
+            for one in range(self.rows, self.rows + ROWS_A_TXN):
+                number = one * self._parts + self._part
                 table = number * stride % self._tables
                 transaction.put(keys.int_record(Upstream.id_of(table), 1 + number // self._tables), self._row)
             transaction.commit()
@@ -134,8 +152,22 @@ class InTurns(Writers):
             self._done.wait(max(0.0, began + self.rows / self._rate - time.monotonic()))
 
 
-def measure(sizes: Sizes, feeds: int, ticker: Ticker) -> dict[str, Any]:
-    """Measure one changefeed of all tables (`feeds` is 0), or `feeds` changefeeds of one table each."""
+def writers_of(stack: ExitStack, pd: str, row: bytes, sizes: Sizes) -> list[InTurns]:
+    """Begin to write rows, by as many threads as the rate needs."""
+    parts = 1 + (sizes.rows - 1) // ROWS_A_WRITER
+    return [
+        stack.enter_context(
+            InTurns(stack.enter_context(PdClient(pd)), row, sizes.tables, sizes.rows / parts, part, parts)
+        )
+        for part in range(parts)
+    ]
+
+
+def measure(sizes: Sizes, feeds: int, ticker: Ticker, limit: Limit) -> dict[str, Any]:
+    """Measure one changefeed of all tables (`feeds` is 0), or `feeds` changefeeds of one table each.
+
+    Raises TimeoutError at the limit.
+    """
     tables = sizes.tables
     name = f"{feeds} changefeeds of a table" if feeds else f"one changefeed of {tables:,} tables"
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as temporary:
@@ -143,22 +175,25 @@ def measure(sizes: Sizes, feeds: int, ticker: Ticker) -> dict[str, Any]:
         with Capture(folder, Upstream(folder, tables, 10)) as capture:
             ticker(f"{name}: loading the catalogue")
             capture.begin()
+            limit.check()
             ticker(f"{name}: opening")
-            capture.create_feeds([name_of(tables * at // feeds) for at in range(feeds)])
-            capture.delivering(max(1, feeds))
+            capture.create_feeds([name_of(tables * at // feeds) for at in range(feeds)], limit)
+            capture.delivering(max(1, feeds), limit)
             ledger = capture.ledger
             assert ledger is not None
-            with PdClient(capture.pd) as pd, InTurns(pd, capture.row(), tables, sizes.rows) as writers:
+            with ExitStack() as stack:
+                writers = writers_of(stack, capture.pd, capture.row(), sizes)
                 ticker(f"{name}: rows flow")
-                time.sleep(sizes.settle_s)
+                limit.sleep(sizes.settle_s)
                 ticks = json.loads(capture.ticks_file.read_text())
-                before, had, began = ledger.cpu(), writers.rows, time.monotonic()
-                time.sleep(sizes.seconds)
+                before, had, began = ledger.cpu(), sum(one.rows for one in writers), time.monotonic()
+                limit.sleep(sizes.seconds)
                 used, wall = spent(before, ledger.cpu()), time.monotonic() - began
                 found: dict[str, Any] = {role: round(100 * used.get(role, 0.0) / wall, 1) for role in ROLES}
                 found["ticks"] = between(ticks, json.loads(capture.ticks_file.read_text()), wall)
-                found["rows_a_second"] = round((writers.rows - had) / wall)
-            capture.delivering(max(1, feeds))
+                found["rows_a_second"] = round((sum(one.rows for one in writers) - had) / wall)
+            ticker(f"{name}: the last rows")
+            capture.delivering(max(1, feeds), limit)
     return {"feeds": feeds or 1, "all": round(sum(found[role] for role in ROLES), 1), **found}
 
 
@@ -174,17 +209,26 @@ def shown(found: list[dict[str, Any]]) -> Table:
     return table
 
 
-def run(sizes: Sizes, figures: Path | None) -> None:
-    """Measure both, one after the other, and show the figures and their ratio."""
+def run(sizes: Sizes, figures: Path | None) -> int:
+    """Measure both, one after the other, and show the figures and their ratio. Returns the exit code."""
     # Compile kernels now, so that they are not compiled during a measurement.
     subprocess.run([sys.executable, "-m", "tidegate.kernel"], check=True, stdout=subprocess.DEVNULL)
-    ticker = Ticker()
-    found = [measure(sizes, feeds, ticker) for feeds in (0, sizes.feeds)]
-    ticker.close()
-    Console(width=120).print(shown(found))
-    ratio = round(found[1]["all"] / found[0]["all"], 2)
-    print(f"{sizes.feeds} changefeeds of a table cost {ratio:.2f} x one of {sizes.tables:,} tables")
+    ticker, limit, found = Ticker(), Limit(sizes.total_s), list[dict[str, Any]]()
+    late, ratio = "", None
+    try:
+        for feeds in (0, sizes.feeds):
+            found.append(measure(sizes, feeds, ticker, limit))
+            ticker.close()
+            Console(width=120).print(shown(found[-1:]))
+            if found[-1]["rows_a_second"] < RATE_MISSED * sizes.rows:
+                print(f"only {found[-1]['rows_a_second']} of {sizes.rows} rows a second were written")
+    except (TimeoutError, httpx.TimeoutException) as error:
+        late = f"ended at the limit of {sizes.total_s:.0f} s: {error}"
+        print(late)
+    if not late:
+        ratio = round(found[1]["all"] / found[0]["all"], 2)
+        print(f"{sizes.feeds} changefeeds of a table cost {ratio:.2f} x one of {sizes.tables:,} tables")
     if figures:
-        figures.write_text(
-            json.dumps({"machine": machine(), "ratio": ratio, "sizes": found}, indent=1) + "\n"
-        )
+        content = {"machine": machine(), "ratio": ratio, "late": late, "sizes": found}
+        figures.write_text(json.dumps(content, indent=1) + "\n")
+    return 1 if late else 0

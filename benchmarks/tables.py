@@ -2,7 +2,7 @@
 
     python -m benchmarks.tables [--tables 1000 10000] [--regions 10 | --regions each] [--active 100]
                                 [--seconds 20] [--ids-per-stripe 0] [--server-src OTHER/src] [--json FILE]
-    python -m benchmarks.tables --feeds 100 [--tables 10000] [--rows 500] [--seconds 20] [--json FILE]
+    python -m benchmarks.tables --feeds 100 [--tables 10000] [--rows 500] [--seconds 20] [--total 230]
 
 It measures one changefeed of all tables with the whole product: `tidegate server`, its puller and its Spark
 application, with the embedded upstream and a real broker, all on this machine. Tables are copies of the
@@ -186,8 +186,8 @@ def ticks_shown(found: list[dict[str, Any]]) -> Table:
     return table
 
 
-def main() -> None:
-    """The command line."""
+def main() -> int:
+    """The command line. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -202,12 +202,14 @@ def main() -> None:
         "--feeds", type=int, default=0, help="of a table each, in addition to one of all tables"
     )
     parser.add_argument("--rows", type=int, default=500, help="a second over all tables, with --feeds")
+    parser.add_argument("--total", type=float, default=230.0, help="limit in seconds, with --feeds")
     parser.add_argument("--smoke", action="store_true", help="with --feeds: small; does it complete?")
     options = parser.parse_args()
     if options.feeds or options.smoke:
-        sizes = many.Sizes(options.tables[-1], options.feeds, options.rows, options.seconds)
-        many.run(many.SMOKE if options.smoke else sizes, options.json)
-        return
+        sizes = many.Sizes(
+            options.tables[-1], options.feeds, options.rows, options.seconds, total_s=options.total
+        )
+        return many.run(many.SMOKE if options.smoke else sizes, options.json)
     ticker, found = Ticker(), list[dict[str, Any]]()
     with running_broker() as bootstrap:
         for tables in options.tables:
@@ -223,7 +225,8 @@ def main() -> None:
     Console(width=100).print(ticks_shown(found))
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), "sizes": found}, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
