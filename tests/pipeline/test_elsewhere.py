@@ -266,9 +266,11 @@ def test_an_answer_that_a_worker_does_not_understand_is_an_error(
         here.access()
     assert "'span-keys' does not belong here" in caught.value.why
     assert caught.value.where.endswith("Ask")
-    monkeypatch.setattr(Service, "_answer", lambda *given: SpecContent({"sink_uri": 3}))
-    with pytest.raises(Retryable, match="does not understand"):
+    answer: Any = {"type": "spec-content", "spec": {**here.spec.to_json(), "sink_uri": 3}}
+    monkeypatch.setattr(service_module, "_encoded", lambda given: json.dumps(answer).encode())
+    with pytest.raises(Retryable, match="does not understand") as caught:
         here.access()
+    assert "the spec has another form" in caught.value.why
 
 
 # --- who comes to work --------------------------------------------------------------------------------------
@@ -478,7 +480,7 @@ def test_certificates_are_asked_for_and_their_names_count(tmp_path: Path) -> Non
     ours, theirs = certified(tmp_path, "ours"), certified(tmp_path, "theirs")
     here = Here(tmp_path, ours, ("ours",))
     try:
-        assert here.capture(ours).ask(here.one.secret, GetSpec(), SpecContent).content["id"] == here.feed.name
+        assert here.capture(ours).ask(here.one.secret, GetSpec(), SpecContent).spec.name == here.feed.name
         for tls in (theirs, None):
             with pytest.raises(Retryable, match="UNAVAILABLE"):
                 here.capture(tls).ask(here.one.secret, GetSpec(), SpecContent)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.mounter.bases import Base
-from tidegate.pipeline.exchange.feed import DurableBefore
+from tidegate.pipeline.exchange.feed import Bounds, DurableBefore, FeedSpec
 from tidegate.pipeline.exchange.questions import (
+    NOWHERE,
     QUESTIONS,
     Answer,
     BaseFound,
@@ -39,6 +43,27 @@ from tidegate.pipeline.exchange.questions import (
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.exchange.work import Begun, Lease, LoadedRange
 
+URI = parse_sink_uri("kafka://127.0.0.1:1/t?protocol=canal-json&sasl-password=pw")
+SPEC = FeedSpec(
+    cluster_id=7,
+    namespace="default",
+    name="one",
+    sink_uri=URI,
+    config=merge_config({"filter": {"rules": ["bank.*"]}}, URI),
+    token=(1, 2),
+    instance="f00d",
+    incarnation=3,
+    slots=4,
+    capture="here",
+    ranges=(Span(b"", b"m"), Span(b"m", b"")),
+    givers={"there": 2},
+    store_dir=Path("/data/events/7/tidb"),
+    feed_dir=NOWHERE,
+    metadata="etcd:127.0.0.1:2379",
+    socket_path=Path("/data/control.sock"),
+    loads=True,
+)
+BOUNDS = Bounds(9, "0" * 16, {"a": 5, "b": 6}, {"a": (4096, 1 | 1 << 4095)})
 ASKED: tuple[Question, ...] = (
     GetSpec(),
     GetDurable(),
@@ -56,10 +81,10 @@ FETCHED: tuple[Fetch, ...] = (
     ReadBase(Base(3, 9), 1 << 40),
 )
 ANSWERED: tuple[Answer, ...] = (
-    SpecContent({"sink_uri": "x", "ranges": [["", ""]]}),
+    SpecContent(SPEC),
     DurableRows(None),
     DurableRows(DurableBefore()),
-    BoundsContent({"bound": 1}),
+    BoundsContent(BOUNDS),
     SpanKeys(Span(b"a", b""), 7),
     BaseFound(None),
     BaseFound(Base(3, 9)),
@@ -95,3 +120,27 @@ def test_an_error_may_take_the_place_of_each_answer() -> None:
         parse_answer(to_json(Kept()), Granted)
     with pytest.raises(ValueError, match="durable has another form"):
         parse_answer({"type": "durable-rows", "durable": {"positions": 3}}, DurableRows)
+
+
+@pytest.mark.parametrize("member", sorted(SPEC.to_json().keys() - {"load"}))
+def test_a_spec_without_one_of_its_members_is_refused(member: str) -> None:
+    message = to_json(SpecContent(SPEC))
+    del message["spec"][member]
+    with pytest.raises(ValueError, match=f"the spec has another form: .*{member}"):
+        parse_answer(message, SpecContent)
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "why"),
+    [
+        ("bound", "9", "'9' is not int"),
+        ("spans", {"a": None}, "None is not int"),
+        ("wanted", {"a": 3}, "wanted tables are"),
+        ("wanted", {"a": [4096, "x"]}, "invalid literal"),
+    ],
+)
+def test_bounds_of_another_form_are_refused(member: str, value: object, why: str) -> None:
+    message = to_json(BoundsContent(BOUNDS))
+    message["bounds"][member] = value
+    with pytest.raises(ValueError, match=why):
+        parse_answer(message, BoundsContent)

@@ -75,6 +75,7 @@ def test_messages_to_an_incarnation_are_removed_when_the_next_one_gets_any(tmp_p
     spec = FeedSpec.load(first)
     assert (spec.instance, spec.incarnation, spec.token, spec.slots) == ("abc", 9, (3, 1), 4)
     assert first.stat().st_mode & 0o777 == 0o600, "it holds the sink's secrets"
+    assert spec == plan.spec(Grant("abc", (3, 1), 9, 4))
     spec.durable_file.write_text("{}")
     (spec.work_dir / "checkpoint").mkdir(parents=True)
     second = write_spec(plan, Grant("abc", (3, 1), 10, 4))

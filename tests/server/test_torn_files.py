@@ -77,6 +77,15 @@ def test_a_pipeline_retries_after_a_torn_file_but_not_after_a_missing_spec(
         with pytest.raises(Retryable, match="the pipeline's orders file is damaged") as caught:
             load()
         assert str(tmp_path) in caught.value.where
+    spec.write_text('{"cluster_id": 1}')
+    bounds.write_text('{"bound": 5, "spans": {"a": {}}}')
+    for load, member in (
+        (lambda: FeedSpec.load(spec), "namespace"),
+        (lambda: Bounds.load(bounds), "start_ts"),
+    ):
+        with pytest.raises(Retryable, match="the pipeline's orders file is damaged") as caught:
+            load()
+        assert member in caught.value.why
     spec.unlink()
     with pytest.raises(Fenced, match="has been replaced"):
         FeedSpec.load(spec)

@@ -100,7 +100,7 @@ class FeedSpec:
     def load(cls, path: Path) -> FeedSpec:
         """Read an incarnation's spec. Raises Fenced when a later one has taken its place."""
         try:
-            found = json.loads(path.read_text())
+            return cls.from_json(json.loads(path.read_text()), path.parent)
         except FileNotFoundError as error:
             raise Fenced(
                 "this incarnation of the changefeed has been replaced",
@@ -109,31 +109,55 @@ class FeedSpec:
             ) from error
         except ValueError as error:
             raise _damaged(path, error) from error
-        return cls.from_json(found, path.parent)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the spec file. It has the passwords of the sink."""
+        return {
+            "cluster_id": self.cluster_id,
+            "namespace": self.namespace,
+            "id": self.name,
+            "sink_uri": self.sink_uri.render(redact=False),
+            "config": self.config.to_json(),
+            "token": list(self.token),
+            "instance": self.instance,
+            "incarnation": self.incarnation,
+            "slots": self.slots,
+            "capture": self.capture,
+            "ranges": [[one.start.hex(), one.end.hex()] for one in self.ranges],
+            "givers": dict(self.givers),
+            "store_dir": str(self.store_dir),
+            "metadata": self.metadata,
+            "socket_path": str(self.socket_path),
+            "load": self.loads,
+        }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], feed_dir: Path) -> FeedSpec:
-        """From the JSON that the control process wrote into the changefeed's folder."""
-        uri = parse_sink_uri(found["sink_uri"])
-        return cls(
-            cluster_id=found["cluster_id"],
-            namespace=found["namespace"],
-            name=found["id"],
-            sink_uri=uri,
-            config=config_from_json(found["config"]),
-            token=_pair(found["token"]),
-            instance=found["instance"],
-            incarnation=found["incarnation"],
-            slots=found["slots"],
-            capture=found["capture"],
-            ranges=tuple(Span(bytes.fromhex(start), bytes.fromhex(end)) for start, end in found["ranges"]),
-            givers=found["givers"],
-            store_dir=Path(found["store_dir"]),
-            feed_dir=feed_dir,
-            metadata=found["metadata"],
-            socket_path=Path(found["socket_path"]),
-            loads=found.get("load", False),
-        )
+        """The inverse of `to_json`. Raises ValueError if a member is missing or has another form."""
+        try:
+            return cls(
+                cluster_id=found["cluster_id"],
+                namespace=found["namespace"],
+                name=found["id"],
+                sink_uri=parse_sink_uri(found["sink_uri"]),
+                config=config_from_json(found["config"]),
+                token=_pair(found["token"]),
+                instance=found["instance"],
+                incarnation=found["incarnation"],
+                slots=found["slots"],
+                capture=found["capture"],
+                ranges=tuple(
+                    Span(bytes.fromhex(start), bytes.fromhex(end)) for start, end in found["ranges"]
+                ),
+                givers=found["givers"],
+                store_dir=Path(found["store_dir"]),
+                feed_dir=feed_dir,
+                metadata=found["metadata"],
+                socket_path=Path(found["socket_path"]),
+                loads=found.get("load", False),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the spec has another form: {error!r}") from error
 
     @property
     def changefeed(self) -> str:
@@ -266,21 +290,23 @@ class Bounds:
     def load(cls, path: Path) -> Bounds:
         """Read `bounds.json`."""
         try:
-            found = json.loads(path.read_text())
+            return cls.from_json(json.loads(path.read_text()))
         except ValueError as error:
             raise _damaged(path, error) from error
-        return cls.from_json(found)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Bounds:
-        """From the JSON that the control process wrote."""
-        spans = {name: span["start_ts"] for name, span in found["spans"].items()}
-        wanted = {
-            name: (stripe_ids(Span(bytes.fromhex(one["start"]), bytes.fromhex(one["end"]))).start, bits)
-            for name, one in found["spans"].items()
-            if (bits := int(one.get("wanted", "0"), 16))
-        }
-        return cls(found["bound"], found["ddl_span"], spans, wanted)
+        """From the content of the file. Raises ValueError if a member is missing or has another form."""
+        try:
+            spans = {name: span["start_ts"] for name, span in found["spans"].items()}
+            wanted = {
+                name: (stripe_ids(Span(bytes.fromhex(one["start"]), bytes.fromhex(one["end"]))).start, bits)
+                for name, one in found["spans"].items()
+                if (bits := int(one.get("wanted", "0"), 16))
+            }
+            return cls(found["bound"], found["ddl_span"], spans, wanted)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the bounds have another form: {error!r}") from error
 
 
 def _damaged(path: Path, error: ValueError) -> Retryable:

@@ -18,15 +18,17 @@ import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tidegate.eventstore.store_view import Wanted
 from tidegate.model.position import Place
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.model.wire import FORMS, INT, Form, Wire, listed
 from tidegate.mounter.bases import Base
-from tidegate.pipeline.exchange.feed import DurableBefore
+from tidegate.pipeline.exchange.feed import Bounds, DurableBefore, FeedSpec
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.exchange.work import Begun, Lease, LoadedRange
 from tidegate.sink import quarantine
@@ -102,9 +104,9 @@ class ReadBase:
 
 @dataclass(frozen=True, slots=True)
 class SpecContent:
-    """The spec file as the control process wrote it (`FeedSpec.from_json`)."""
+    """The spec of the incarnation. Its paths mean nothing on the worker's machine."""
 
-    content: Mapping[str, Any]
+    spec: FeedSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,9 @@ class DurableRows:
 
 @dataclass(frozen=True, slots=True)
 class BoundsContent:
-    """The bounds file as the control process wrote it (`Bounds.from_json`)."""
+    """The bounds as they are in the file now."""
 
-    content: Mapping[str, Any]
+    bounds: Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,10 @@ Kind = TypeVar("Kind")
 QUESTIONS: Final[tuple[type[Question], ...]] = (
     GetSpec, GetDurable, GetBounds, GetSpan, GetBase, SetAside, GetGranted, GetBegun
 )  # fmt: skip
+
+
+NOWHERE: Final = Path("/nonexistent")
+"""The changefeed's folder, on a machine that has none."""
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -216,6 +222,22 @@ def _base(value: Any) -> Base:
             raise ValueError(f"{value!r:.80} is no base of the catalogue: two ts")
 
 
+def _spec(value: Any) -> FeedSpec:
+    return FeedSpec.from_json(_object(value), NOWHERE)
+
+
+def _wanted(value: Any) -> dict[str, Wanted]:
+    """The bits are in hex, because there may be thousands of them."""
+    try:
+        return {name: (INT.load(first), int(bits, 16)) for name, (first, bits) in _object(value).items()}
+    except TypeError as error:
+        raise ValueError(f"wanted tables are a first id, and bits in hex: {error}") from error
+
+
+def _dumped_wanted(wanted: Mapping[str, Wanted]) -> dict[str, list[Any]]:
+    return {name: [first, f"{bits:x}"] for name, (first, bits) in wanted.items()}
+
+
 def _durable(value: Any) -> DurableBefore | None:
     try:
         return None if value is None else DurableBefore.from_json(value)
@@ -229,7 +251,9 @@ def _option(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _WIRE: Final = Wire(
     {
-        "Mapping[str, Any]": Form(dict, _object),
+        "FeedSpec": Form(FeedSpec.to_json, _spec),
+        "dict[str, int]": FORMS["Mapping[str, int]"],
+        "dict[str, Wanted]": Form(_dumped_wanted, _wanted),
         "Sequence[Mapping[str, Any]]": Form(lambda some: [quarantine.to_json(one) for one in some], _entries),
         "Mapping[str, bytes]": Form(_dumped_records, _records),
         "Place | None": Form(_dumped_place, _place),
@@ -241,6 +265,7 @@ _WIRE: Final = Wire(
     },
     separator="-",
 )
+_WIRE.add({"Bounds": _WIRE.part(Bounds)})
 _WIRE.add({"Lease": _WIRE.part(Lease), "tuple[Range, ...]": _WIRE.parts(Range)})
 _WIRE.add({"tuple[LoadedRange, ...]": _WIRE.parts(LoadedRange)})
 to_json: Final = _WIRE.to_json

@@ -40,7 +40,7 @@ from tidegate.mounter import bases
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.exchange import questions
 from tidegate.pipeline.exchange.beats import INTERVAL_S
-from tidegate.pipeline.exchange.feed import Bounds, DurableBefore, FeedSpec
+from tidegate.pipeline.exchange.feed import Bounds, DurableBefore
 from tidegate.pipeline.exchange.lines import StreamLine
 from tidegate.pipeline.exchange.questions import (
     BaseFound,
@@ -77,8 +77,6 @@ CALL_S: Final = 60.0
 """The timeout of a call. The application answers in milliseconds, unless its machine hangs."""
 ASIDE_BYTES: Final = 8 << 20
 """The most bytes of quarantine entries in one call. A larger entry is sent alone."""
-NOWHERE: Final = Path("/nonexistent")
-"""The changefeed's folder here: it exists only on the capture's machine."""
 BASE_TRIES: Final = 10
 """How often a base file is fetched, at most: the capture may replace it during the fetch."""
 
@@ -171,9 +169,7 @@ class RemoteAccess:
     def __init__(self, capture: Capture, secret: str, beat: Callable[[], None]) -> None:
         """`secret`: the secret of the incarnation. `beat`: reports that work was done."""
         self._capture, self._secret = capture, secret
-        content = self._ask(GetSpec(), SpecContent).content
-        with capture.understood("the spec"):
-            self.spec = FeedSpec.from_json(content, NOWHERE)
+        self.spec = self._ask(GetSpec(), SpecContent).spec
         self.is_over = False
         self.beat = beat
 
@@ -184,9 +180,7 @@ class RemoteAccess:
         return self._ask(GetDurable(), DurableRows).durable
 
     def bounds(self) -> Bounds:
-        content = self._ask(GetBounds(), BoundsContent).content
-        with self._capture.understood("the bounds"):
-            return Bounds.from_json(content)
+        return self._ask(GetBounds(), BoundsContent).bounds
 
     def span(self, name: str) -> SpanState:
         found = self._ask(GetSpan(name), SpanKeys)

@@ -34,6 +34,7 @@ from tidegate.model.block import ENTRY_SCHEMA
 from tidegate.model.reports import Failed
 from tidegate.mounter import bases
 from tidegate.pipeline.exchange import questions
+from tidegate.pipeline.exchange.feed import FeedSpec
 from tidegate.pipeline.exchange.lines import StreamLine
 from tidegate.pipeline.exchange.questions import (
     QUESTIONS,
@@ -285,11 +286,11 @@ class Service:
         access = one.access
         match question:
             case GetSpec():
-                return SpecContent(json.loads(one.spec.path.read_bytes()))
+                return SpecContent(FeedSpec.load(one.spec.path))
             case GetDurable():
                 return DurableRows(access.durable())
             case GetBounds():
-                return BoundsContent(json.loads((one.spec.feed_dir / "bounds.json").read_bytes()))
+                return BoundsContent(access.bounds())
             case GetSpan(span):
                 self._check_spans(one, [span])
                 return SpanKeys(*access.span(span))

@@ -1,7 +1,8 @@
 """The part of a changefeed that is the same for all incarnations, and the files that the application reads.
 
 `spec-*.json` identifies an incarnation and is removed when the next one is written. `bounds.json` says how
-far the incarnation may deliver and is replaced whenever that changes. `pipeline.exchange.feed` reads both.
+far the incarnation may deliver and is replaced whenever that changes. `pipeline.exchange.feed` has the class
+of each, and reads both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tidegate.config.reading import config_from_json
 from tidegate.config.settings import ReplicaConfig
@@ -22,6 +23,7 @@ from tidegate.control.grants import Grant
 from tidegate.control.metadata import FeedId, FeedInfo
 from tidegate.disk import replace_file, writing
 from tidegate.model.path_part import path_part
+from tidegate.pipeline.exchange.feed import FeedSpec
 from tidegate.server.catalogue.catalogues import DDL_SPAN_ID
 from tidegate.server.catalogue.stripes import spans_json
 from tidegate.sink.base import Sink, SinkFeed
@@ -193,26 +195,27 @@ class FeedPlan:
         who = self.cluster, self.feed.namespace, self.feed.name, self.instance
         return sink_of(SinkFeed(*who, self.uri, self.config, grant, self.capture, self.folder))
 
-    def spec(self, grant: Grant) -> dict[str, Any]:
-        """The content of the spec file of an incarnation (`Grant.spec_file`)."""
-        return {
-            "cluster_id": self.cluster,
-            "namespace": self.feed.namespace,
-            "id": self.feed.name,
-            "sink_uri": self.uri.render(redact=False),
-            "config": self.config.to_json(),
-            "token": list(grant.token),
-            "instance": grant.instance,
-            "incarnation": grant.incarnation,
-            "slots": grant.slots,
-            "capture": self.capture,
-            "ranges": [[one.id.start.hex(), one.id.end.hex()] for one in grant.ranges],
-            "givers": dict(grant.givers),
-            "store_dir": str(self.paths.store),
-            "metadata": self.metadata,
-            "socket_path": str(self.paths.socket),
-            "load": self.load,
-        }
+    def spec(self, grant: Grant) -> FeedSpec:
+        """The spec of an incarnation, for the application and its workers."""
+        return FeedSpec(
+            cluster_id=self.cluster,
+            namespace=self.feed.namespace,
+            name=self.feed.name,
+            sink_uri=self.uri,
+            config=self.config,
+            token=grant.token,
+            instance=grant.instance,
+            incarnation=grant.incarnation,
+            slots=grant.slots,
+            capture=self.capture,
+            ranges=tuple(one.id for one in grant.ranges),
+            givers=grant.givers,
+            store_dir=self.paths.store,
+            feed_dir=self.folder,
+            metadata=self.metadata,
+            socket_path=self.paths.socket,
+            loads=self.load,
+        )
 
 
 def write_spec(plan: FeedPlan, grant: Grant) -> Path:
@@ -229,7 +232,7 @@ def write_spec(plan: FeedPlan, grant: Grant) -> Path:
             else:
                 earlier.unlink(missing_ok=True)
     # Readable by its owner only, because the sink's URI in it has the password.
-    replace_file(path, json.dumps(plan.spec(grant)).encode(), mode=0o600)
+    replace_file(path, json.dumps(plan.spec(grant).to_json()).encode(), mode=0o600)
     return path
 
 
