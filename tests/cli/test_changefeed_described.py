@@ -35,6 +35,16 @@ def test_what_several_writers_of_a_table_cost_is_said(cuts: int) -> None:
         assert "by several captures now: s.t (2)" in _described(feed)
 
 
+def test_what_the_sink_gives_up_is_said() -> None:
+    own: dict[str, Any] = defaultdict(int, spans=[], waiting_for="", captures=[], initial_load=None)
+    assert "gives up" not in _described(defaultdict(str, tidegate=own))
+    own["gives_up"] = ["one thing", "another"]
+    lines = _described(defaultdict(str, tidegate=own)).splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith("gives up"))
+    assert lines[at].endswith(" one thing")
+    assert lines[at + 1].strip() == "another"
+
+
 def test_a_reader_is_described_from_what_the_api_says_of_it() -> None:
     record = SimpleNamespace(
         config=SimpleNamespace(filter=SimpleNamespace(rules=["s.t"])), uri=reader_uri("typed", 3600, 8 << 20)

@@ -23,6 +23,7 @@ from tidegate.sink.base import (
     Description,
     Domain,
     Form,
+    Keys,
     Marks,
     Prove,
     SinkFeed,
@@ -74,6 +75,7 @@ class MapSink:
             writers=0,
             atomic=False,
             fenced_by="the grant that the map holds, compared at every write",
+            keys=Keys.ALL,
         )
 
     def check(self) -> int:

@@ -105,12 +105,13 @@ async def show(request: Request) -> Response:
     Answer: `id`, `namespace`, `keyspace`, `upstream_id`, `sink_uri` without secrets, `create_time`,
         `start_ts`, `target_ts`, `config` all settings, `state`, `error`, `creator_version`, `resolved_ts`,
         `checkpoint_ts`, `checkpoint_time`, `task_status`, `admin_job_type` (always 0), and `tidegate`:
-        totals, spans, what it waits for, tables that are left out, the initial load, partitions,
-        `table_cuts`, the number of places at which tables are cut into pieces that have writers of their
-        own, `cut_tables` with the `cost` of that in words, and the `tables` that several captures deliver
-        now; `captures`, its ranges of keys with capture, progress, load, `state` (`running`, `held`, `not
-        running`), `reason` and `why`, the reason in words; and `ranges`, which has `total`, the number of
-        `states`, and `reasons`: ranges with one reason, and an example.
+        totals, spans, what it waits for, tables that are left out, the initial load, partitions;
+        `gives_up`, what a reader of the sink must not rely on, in words; `table_cuts`, the number of places
+        at which tables are cut into pieces that have writers of their own, `cut_tables` with the `cost` of
+        that in words, and the `tables` that several captures deliver now; `captures`, its ranges of keys with
+        capture, progress, load, `state` (`running`, `held`, `not running`), `reason` and `why`, the reason in
+        words; and `ranges`, which has `total`, the number of `states`, and `reasons`: ranges with one reason,
+        and an example.
     Errors: ErrChangeFeedNotExists.
     """
     feed = feed_of(request)

@@ -226,6 +226,7 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "initial_load": shown_load(feed),
         "table_cuts": len(record.config.tidegate.table_cuts),
         "cut_tables": cut_tables_json(feed, ranges),
+        "gives_up": list(record.plan.sink.describe().gives_up),
         "partitions": replication.sink.partitions,
         "repartition": record.info.repartition,
         "captures": [one for one in shown if one["capture"]],

@@ -371,6 +371,8 @@ def _described(feed: dict[str, Any]) -> str:
         rows["ranges"] = changefeed_ranges.summary(ranges)
     if cuts := own.get("table_cuts"):
         rows["in pieces"] = changefeed_ranges.cut_tables(cuts, own.get("cut_tables"))
+    if limits := own.get("gives_up"):
+        rows["gives up"] = "\n             ".join(limits)
     if own.get("partitions"):
         wanted = f", to be {own['repartition']}" if own["repartition"] else ""
         rows["partitions"] = f"{own['partitions']}{wanted}"

@@ -67,6 +67,15 @@ class Domain(StrEnum):
     FEED = "feed"
 
 
+class Keys(StrEnum):
+    """Which of upstream's keys a sink accepts."""
+
+    RECORDS = "records"
+    """Rows of tables."""
+    ALL = "all"
+    """Any key: also those of a changefeed without tables, which may be indexes or TiDB's own metadata."""
+
+
 @dataclass(frozen=True, slots=True)
 class Description:
     """The form that a sink accepts, its guarantees, and its limits."""
@@ -82,12 +91,30 @@ class Description:
     them again changes nothing, so progress is never ahead of rows."""
     fenced_by: str
     """How an earlier writer is stopped, in words; empty: only the end of its lease stops it."""
+    keys: Keys = Keys.RECORDS
+    shows_whole: bool = False
+    """Whether its readers see no part of a transaction, although it becomes durable in pieces."""
     here: bool = False
     """Whether it writes to the capture's own disk, which workers on other machines cannot."""
 
     def at_once(self, tasks: int) -> int:
         """How many of `tasks` tasks may write at the same time."""
         return 1 if self.domain is not Domain.ROW else min(tasks, self.writers or tasks)
+
+    @property
+    def gives_up(self) -> tuple[str, ...]:
+        """The limits that a reader of the downstream must know, in words."""
+        limits = (
+            (
+                self.pieces and not self.shows_whole,
+                "a transaction may become visible in parts; Resolved, if the protocol has it, shows when it "
+                "is whole",
+            ),
+            (not self.atomic, "after a failure rows may be written again, as they were"),
+            (not self.fenced_by, "only the end of its lease stops a writer that was replaced"),
+            (self.here, "the changes are on the disk of one capture, so no other one can continue"),
+        )
+        return tuple(words for applies, words in limits if applies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from tidegate.server.changefeeds.held_history import HeldHistory
 from tidegate.server.changefeeds.new_feed import (
     NewFeed,
     Refused,
+    check_keys,
     check_keyspace,
     check_shared,
     is_embedded,
@@ -87,7 +88,7 @@ class FeedCreation:
 
     async def _create(self, new: NewFeed) -> Feed:
         node = self.node
-        self.check_shared(new)
+        self.check_sink(new)
         new, start_ts, stores = await asyncio.gather(
             self._in_keyspace(new), self.start_ts(new), asyncio.to_thread(node.pd.stores)
         )
@@ -121,12 +122,15 @@ class FeedCreation:
         event(LOG, logging.INFO, "changefeed created", changefeed=str(new.feed), start_ts=start_ts)
         return feed
 
-    def check_shared(self, new: NewFeed) -> None:
-        """If captures share an etcd: raises InvalidInput for a feed that another one could not take over."""
+    def check_sink(self, new: NewFeed) -> None:
+        """Raises InvalidInput for a feed whose sink does not accept its keys; and, if captures share an etcd,
+        for one that another capture could not take over.
+        """
         node = self.node
+        sink = FeedPlan.sink_of(node.cluster, new.feed, new.uri, new.config, node.paths).describe()
+        check_keys(new, sink)
         if node.shared:
-            sink = FeedPlan.sink_of(node.cluster, new.feed, new.uri, new.config, node.paths)
-            check_shared(new, sink.describe())
+            check_shared(new, sink)
 
     async def _in_keyspace(self, new: NewFeed) -> NewFeed:
         """Add the id of the keyspace that it names. The id stays even if PD gives the name to another one."""

@@ -28,7 +28,7 @@ from tidegate.mounter.table_version import TableVersion
 from tidegate.server.catalogue.schema_tracker import load_catalogue
 from tidegate.server.catalogue.stripes import chosen_width, wider
 from tidegate.server.catalogue.table_cuts import find_cuts
-from tidegate.sink.base import Description
+from tidegate.sink.base import Description, Keys
 
 SHOWN_TABLES: Final = 20
 """How many tables without a key are named in an error or in a changefeed's status."""
@@ -78,6 +78,17 @@ def check_new(
             fix="choose a later target-ts",
         )
     return NewFeed(feed, uri, checked, start_ts, target_ts)
+
+
+def check_keys(new: NewFeed, sink: Description) -> None:
+    """Raises InvalidInput for a feed of keys whose sink accepts only rows of tables."""
+    if not new.config.has_tables and sink.keys is Keys.RECORDS:
+        raise InvalidInput(
+            "this sink accepts only rows of tables",
+            where=str(new.feed),
+            why=f"a changefeed with kv-mode = '{new.config.tidegate.kv_mode}' follows keys that are no rows",
+            fix="use a sink that accepts any key, such as a topic, or leave kv-mode out",
+        )
 
 
 def check_shared(new: NewFeed, sink: Description) -> None:

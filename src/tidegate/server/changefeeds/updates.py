@@ -164,7 +164,7 @@ class FeedUpdates:
                 why="the tables there were at the checkpoint cannot be looked up any more",
                 fix="resume it as it is; or remove the changefeed and create it again from a later start-ts",
             )
-        self._creation.check_shared(new)
+        self._creation.check_sink(new)
         catalogue = await self._creation.catalogue(new, record.persisted)
         if catalogue is not None:
             tables = await asyncio.to_thread(catalogue.entries, record.persisted)

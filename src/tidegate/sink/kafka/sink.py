@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tidegate.errors import Retryable
 from tidegate.model.progress import topics
-from tidegate.sink.base import Description, Domain, Form, Marks, Prove, SinkFeed
+from tidegate.sink.base import Description, Domain, Form, Keys, Marks, Prove, SinkFeed
 from tidegate.sink.kafka.client import (
     cluster_id,
     delete_topic,
@@ -52,6 +52,7 @@ class KafkaSink:
             writers=0,
             atomic=True,
             fenced_by="transactional ids: the last to initialise one is the only one who can commit under it",
+            keys=Keys.ALL,
         )
 
     def widen(self, partitions: int) -> None:

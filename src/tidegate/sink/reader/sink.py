@@ -99,6 +99,7 @@ class ReaderSink(Ledger):
             atomic=True,
             fenced_by="a row with the grant, read in the transaction of the rows",
             here=True,
+            shows_whole=True,
         )
 
     def open_owner(self, marks: Marks | None, prove: Prove) -> ReaderOwner:
