@@ -57,6 +57,15 @@ def test_a_feed_continues_after_its_files_were_cut(
         running.stop()
 
 
+def test_a_new_feed_has_no_file_of_an_earlier_feed_of_its_name(capture: Running) -> None:
+    folder = capture.data_dir / "feeds" / "default" / "one"
+    folder.mkdir(parents=True)
+    left = folder / "quarantine.jsonl"
+    left.write_text("{}")
+    capture.create("one")
+    assert not left.exists()
+
+
 def test_a_plan_of_an_initial_load_that_was_cut_is_made_again(pd: PdClient, tmp_path: Path) -> None:
     tasks = [table_task(number, 5) for number in (101, 102)]
     plan = plan_load(pd, 5, tasks, tmp_path)

@@ -48,7 +48,7 @@ class Tenure:
 
     def _new(self) -> tuple[Reactor, Readers]:
         """The reactor of the next term: nothing that the last one believed may be used again."""
-        reactor = Reactor(self._node, self._processor_registry.end)
+        reactor = Reactor(self._node, self._processor_registry.clear)
         return reactor, Readers(reactor, elsewhere=self._elsewhere)
 
     async def begin(self) -> None:

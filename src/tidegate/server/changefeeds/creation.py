@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -66,8 +65,15 @@ def _with_spans(new: NewFeed, tables: Sequence[TableVersion], pd: PdClient) -> N
 class FeedCreation:
     """Creates changefeeds. Its checks are also used for a feed that is changed (`updates`)."""
 
-    def __init__(self, node: Node, feeds: Feeds, history: HeldHistory) -> None:
-        self.node, self._feeds, self._history = node, feeds, history
+    def __init__(
+        self,
+        node: Node,
+        feeds: Feeds,
+        history: HeldHistory,
+        clear: Callable[[FeedId], Awaitable[None]],
+    ) -> None:
+        """`clear`: removes the files of a changefeed that is not stored from this capture."""
+        self.node, self._feeds, self._history, self._clear = node, feeds, history, clear
         self.creating: set[FeedId] = set()
         """Changefeeds that are being created and are not stored yet."""
 
@@ -202,12 +208,12 @@ class FeedCreation:
         node = self.node
         instance = uuid.uuid4().hex
         begun = begin_reader(new, tables, start_ts) if new.uri.is_reader else None
-        folder = node.paths.feed(new.feed)
         # A creation that ended before its key was written, or a feed of this name in an earlier life, may
         # have left files.
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        await self._clear(new.feed)
         if begun is not None:
+            folder = node.paths.feed(new.feed)
+            folder.mkdir(parents=True)
             changes = Changes(folder)
             await asyncio.to_thread(changes.begin, instance, start_ts, begun, node.clock.now_ms())
         if catalogue is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -55,16 +54,16 @@ FORGET_S: Final = 5.0
 class Reactor:
     """All feeds of a node. Lives in one asyncio loop."""
 
-    def __init__(self, node: Node, end_processor: Callable[[FeedId], Awaitable[None]]) -> None:
-        """`end_processor`: ends this capture's processor of a changefeed that is not stored any more, so that
-        a changefeed of the same name can be created at once. Other captures find this out themselves.
+    def __init__(self, node: Node, clear: Callable[[FeedId], Awaitable[None]]) -> None:
+        """`clear`: ends this capture's processor of a changefeed that is not stored, and removes its files,
+        so that a changefeed of the same name can be created at once. Other captures find this out themselves.
         """
-        self.node, self._end_processor = node, end_processor
+        self.node, self._clear = node, clear
         self.feeds = Feeds()
         """The changefeeds that this capture owns."""
         node.ended = self._on_end
         self.history = HeldHistory(node, self.feeds)
-        self.creation = FeedCreation(node, self.feeds, self.history)
+        self.creation = FeedCreation(node, self.feeds, self.history, clear)
         self.updates = FeedUpdates(node, self.feeds, self.history, self.creation)
         self.placement = Placement(node, self.feeds)
         self.housekeeping = Housekeeping(node, self.feeds, self.history, self.placement, self.creation)
@@ -255,8 +254,7 @@ class Reactor:
         await node.write(
             Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
         )
-        await self._end_processor(feed)
-        await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
+        await self._clear(feed)
 
     async def _forget_progress(self, feed: Feed) -> None:
         try:

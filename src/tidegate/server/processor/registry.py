@@ -93,7 +93,7 @@ class ProcessorRegistry:
         processor.start()
 
     async def end(self, feed: FeedId) -> None:
-        """End the processor of a changefeed, because the changefeed is removed or has no owner."""
+        """End the processor of a changefeed that does not run here any more, or has no owner."""
         self.node.router.processors.pop(str(feed), None)
         if (processor := self.processors.get(feed)) is None:
             return
@@ -103,6 +103,11 @@ class ProcessorRegistry:
         finally:
             # Only now: while it ends, `begin` must start no second one on the same spans.
             self.processors.pop(feed, None)
+
+    async def clear(self, feed: FeedId) -> None:
+        """End the processor of a changefeed that is not stored, and remove the changefeed's folder."""
+        await self.end(feed)
+        await asyncio.to_thread(shutil.rmtree, self.node.paths.feed(feed), True)
 
     async def _remove_folders(self) -> None:
         """Remove the folders of changefeeds that were removed while this capture was away.
@@ -119,7 +124,7 @@ class ProcessorRegistry:
                 continue
             if stored is None and feed not in self.processors and str(feed) not in node.router.owners:
                 event(LOG, logging.INFO, "folder of a removed changefeed removed", changefeed=str(feed))
-                await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
+                await self.clear(feed)
 
     async def _retire(self) -> None:
         """End processors whose changefeed does not run any more, and whose owner could not tell them so."""
@@ -145,6 +150,4 @@ class ProcessorRegistry:
                 event(
                     LOG, logging.INFO, "processor ends: no owner sends messages to it", changefeed=str(feed)
                 )
-                await self.end(feed)
-                if info is None:
-                    await asyncio.to_thread(shutil.rmtree, self.node.paths.feed(feed), True)
+                await (self.clear(feed) if info is None else self.end(feed))
