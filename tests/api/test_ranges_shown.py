@@ -103,6 +103,15 @@ def reasons(capture: Capture) -> list[tuple[str, str, int]]:
     return [(one["state"], one["reason"], one["ranges"]) for one in shown(capture)["ranges"]["reasons"]]
 
 
+def test_keys_that_no_capture_has_are_shown(capture: Capture) -> None:
+    owner = feed_of(capture).replication.owner
+    assert owner is not None
+    owner.grant("b", 2, ())
+    assert ("not running", "not granted", 1) in reasons(capture)
+    assert [one["capture"] for one in shown(capture)["captures"]] == ["a"]
+    assert shown(capture)["ranges"]["total"] == 2
+
+
 def test_each_range_has_its_capture_progress_load_and_state(capture: Capture) -> None:
     first, second = shown(capture)["captures"]
     assert (first["address"], first["tables"], first["state"]) == ("10.0.0.1:8300", 1, "running")

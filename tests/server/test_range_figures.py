@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tidegate.control.range_reasons import RUNS, Delivery, OwnedRange, Reason, Why
@@ -9,7 +10,7 @@ from tidegate.metrics import OTHERS, PARTS_MAX, FeedFigures, PartGauges
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.changefeeds.range_figures import SeenFeed, bounded
-from tidegate.server.owner.range_facts import ShownRange, loads_in
+from tidegate.server.owner.range_facts import ShownRange, gaps, loads_in
 
 NOW_MS = 1_000_000
 SILENT = Why(Delivery.NOT_RUNNING, Reason.SILENT, "it is silent")
@@ -102,3 +103,26 @@ def test_a_load_counts_in_the_range_in_which_its_span_begins() -> None:
     assert loads_in(ranges, spans) == [3, 12]
     assert loads_in(ranges, {Span(b"a", b"b"): 1}) == [0, 0], "it is in no range"
     assert loads_in([], spans) == []
+
+
+@pytest.mark.parametrize(
+    ("spans", "lacking"),
+    [
+        ([], [("b", "y")]),
+        ([("b", "y")], []),
+        ([("a", "")], []),
+        ([("b", "k"), ("k", "y")], []),
+        ([("b", "k"), ("m", "y")], [("k", "m")]),
+        ([("c", "k"), ("m", "p")], [("b", "c"), ("k", "m"), ("p", "y")]),
+        ([("b", "p"), ("k", "m")], [("p", "y")]),
+    ],
+)
+def test_keys_without_a_range_are_found(spans: list[tuple[str, str]], lacking: list[tuple[str, str]]) -> None:
+    there = [Span(start.encode(), end.encode()) for start, end in spans]
+    found = gaps(Span(b"b", b"y"), there)
+    assert [(one.start.decode(), one.end.decode()) for one in found] == lacking
+
+
+def test_a_key_space_without_an_end_lacks_all_behind_its_last_range() -> None:
+    assert gaps(Span(b"", b""), [Span(b"", b"k")]) == [Span(b"k", b"")]
+    assert gaps(Span(b"", b""), [Span(b"", b"k"), Span(b"k", b"")]) == []

@@ -44,18 +44,36 @@ class ShownRange:
 
 
 def shown_ranges(node: Node, record: FeedRecord, replication: Replication) -> list[ShownRange]:
-    """The ranges of a changefeed in key order."""
+    """The ranges of a changefeed in key order, with the keys that no capture has."""
     owner, checkpoint = replication.owner, replication.checkpoint
     progress = owner.ranges.progress() if owner is not None else []
     # A range that has not reported yet is durable up to the checkpoint, as every range is.
     ranges = [
         OwnedRange(span, capture, running, max(durable, checkpoint), max(resolved, durable, checkpoint))
         for capture, span, running, durable, resolved in progress
-    ] or [OwnedRange(record.wanted, "", False, checkpoint, max(checkpoint, record.resolved_ts))]
+    ]
+    received = max(checkpoint, record.resolved_ts)
+    for gap in gaps(record.wanted, [one.span for one in ranges]):
+        ranges.append(OwnedRange(gap, "", False, checkpoint, received))
+    ranges.sort(key=lambda one: one.span.start)
     captures, coming = _captures(node, replication, ranges), _coming(replication)
     found = explain(feed_facts(node, record, replication), ranges, captures, coming)
     loads = loads_in([one.span for one in ranges], replication.shares.sharing.spans.with_load)
     return [ShownRange(*each) for each in zip(ranges, found, loads, strict=True)]
+
+
+def gaps(wanted: Span, spans: Iterable[Span]) -> list[Span]:
+    """The parts of `wanted` that are in none of the spans, which are in key order."""
+    found, at = [], wanted.start
+    for span in spans:
+        if span.start > at:
+            found.append(Span(at, span.start))
+        if span.end == b"":
+            return found
+        at = max(at, span.end)
+    if wanted.end == b"" or at < wanted.end:
+        found.append(Span(at, wanted.end))
+    return found
 
 
 def feed_facts(node: Node, record: FeedRecord, replication: Replication) -> FeedFacts:
