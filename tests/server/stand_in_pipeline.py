@@ -24,7 +24,7 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.reports import Durable, PipelineHello, Started
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.exchange.beats import Beats
-from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.feed import BoundsReader, FeedSpec
 from tidegate.pipeline.worker.access import LocalAccess
 from tidegate.pipeline.worker.schemas import SchemaReader
 from tidegate.server.delivery.plan import FeedPlan
@@ -176,7 +176,8 @@ def main(out: Path, spec_path: Path) -> None:
     store, bounds_path = Path(spec["store_dir"]), spec_path.parent / "bounds.json"
     feed = FeedSpec.load(spec_path)
     schemas = SchemaReader(LocalAccess(feed))
-    done = {name: span["start_ts"] for name, span in json.loads(bounds_path.read_text())["spans"].items()}
+    reading = BoundsReader(bounds_path)
+    done = dict(reading.read().spans)
     mine = [
         line
         for line in lines_of(path)
@@ -190,15 +191,15 @@ def main(out: Path, spec_path: Path) -> None:
     control.send(Started(done))
     while True:
         floors = store_view.read_frontier(store)
-        bounds = json.loads(bounds_path.read_text())
+        bounds = reading.read()
         rows: list[dict[str, Any]] = []
         moved: dict[str, int] = {}
-        stripes = Bounds.load(bounds_path).wanted
-        ddl = floors.get(bounds["ddl_span"], 0)
+        stripes = bounds.wanted
+        ddl = floors.get(bounds.ddl_span, 0)
         frontier = store_view.lifted(floors, stripes, ddl, partial(store_view.read_manifest, store))
-        for name, span in bounds["spans"].items():
-            after = max(done.get(name, 0), span["start_ts"])
-            upto = min(frontier.get(name, 0), frontier.get(bounds["ddl_span"], 0), bounds["bound"])
+        for name, start_ts in bounds.spans.items():
+            after = max(done.get(name, 0), start_ts)
+            upto = min(frontier.get(name, 0), frontier.get(bounds.ddl_span, 0), bounds.bound)
             if upto <= after:
                 continue
             manifest = store_view.read_manifest(store, name)

@@ -12,7 +12,8 @@ from tidegate.control.metadata import FeedId, Put, grant_key
 from tidegate.disk import DiskFull
 from tidegate.errors import Fenced
 from tidegate.model.span import Span
-from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange import feed
+from tidegate.pipeline.exchange.feed import Bounds, BoundsReader, FeedSpec
 from tidegate.server.catalogue.catalogues import DDL_SPAN_ID
 from tidegate.server.catalogue.stripes import Stripes, table_task
 from tidegate.server.delivery.plan import BoundsFile, FeedPlan, Paths, write_spec
@@ -23,8 +24,8 @@ FEED = FeedId("default", "one")
 
 def write(bounds: BoundsFile, bound: int, spans: dict[str, SpanTask], **how: bool) -> None:
     """As a tick does."""
-    if text := bounds.text(bound, spans, **how):
-        bounds.put(text)
+    if change := bounds.due(bound, spans, **how):
+        bounds.put(change)
 
 
 def test_a_feed_recreated_in_a_new_metadata_store_is_another_feed(tmp_path: Path) -> None:
@@ -113,7 +114,8 @@ def test_bounds_of_an_ended_incarnation_replace_none_of_the_next(tmp_path: Path)
     """The thread that writes them may be late."""
     path = tmp_path / "bounds.json"
     earlier, later = BoundsFile(path, (1, 1)), BoundsFile(path, (1, 2))
-    late = earlier.text(50, {})
+    late = earlier.due(50, {})
+    assert late is not None
     earlier.close()
     write(later, 40, {})
     earlier.put(late)
@@ -136,6 +138,49 @@ def test_a_bound_is_sent_when_rows_wait_for_it_or_spans_change(tmp_path: Path) -
     assert status(400, one, two, idle=True) == (400, 2)
     assert status(500, one, two, idle=True) == (400, 2)
     assert status(500, one, replace(two, start_ts=450), idle=True, raise_starts=True) == (500, 2)
+
+
+def test_a_later_bound_counts_only_for_the_spans_that_it_was_written_for(tmp_path: Path) -> None:
+    """Up to a later bound other tables may be wanted. Without their spans their rows would be left out."""
+    path = tmp_path / "bounds.json"
+    bounds, reader = BoundsFile(path, (1, 1)), BoundsReader(path)
+    one, two = (table_task(table, 100) for table in (70, 71))
+    write(bounds, 200, {one.id: one})
+    spans = path.read_text()
+    marks = [reader.mark]
+    write(bounds, 300, {one.id: one})
+    marks.append(reader.mark)
+    assert path.read_text() == spans, "it costs the same for any number of tables"
+    assert reader.read() == Bounds.load(path) == Bounds(300, DDL_SPAN_ID, {one.id: 100})
+    write(bounds, 400, {one.id: one, two.id: two})
+    marks.append(reader.mark)
+    assert reader.read() == Bounds(400, DDL_SPAN_ID, {one.id: 100, two.id: 100})
+    write(bounds, 500, {one.id: one, two.id: two})
+    marks.append(reader.mark)
+    assert reader.read().bound == Bounds.load(path).bound == 500
+    assert len(set(marks)) == 4, "each change is noticed"
+    (tmp_path / "bound.json").write_text('{"number":')
+    assert reader.read().bound == Bounds.load(path).bound == 400, "a loss of power has truncated it"
+    write(bounds, 600, {one.id: one, two.id: two})
+    path.write_text(spans)
+    assert reader.read() == Bounds(200, DDL_SPAN_ID, {one.id: 100}), "the bound of 600 is for other spans"
+    write(BoundsFile(path, (1, 1)), 250, {one.id: one})
+    assert reader.read().bound == 250, "nor does it count for the next incarnation"
+
+
+def test_spans_are_read_again_if_their_file_looks_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two changes within the resolution of a file's times may have the first inode again."""
+    monkeypatch.setattr(feed, "_mark", lambda name: 1)
+    path = tmp_path / "bounds.json"
+    bounds, reader = BoundsFile(path, (1, 1)), BoundsReader(path)
+    one, two = (table_task(table, 100) for table in (70, 71))
+    write(bounds, 200, {one.id: one})
+    assert reader.read().spans.keys() == {one.id}
+    write(bounds, 300, {one.id: one, two.id: two})
+    write(bounds, 400, {one.id: one, two.id: two})
+    assert reader.read() == Bounds(400, DDL_SPAN_ID, {one.id: 100, two.id: 100})
 
 
 def test_what_could_not_be_written_on_a_full_disk_is_written_later(

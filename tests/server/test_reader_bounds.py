@@ -19,13 +19,13 @@ class SlowFile:
     def __init__(self) -> None:
         self.begun, self.may_end, self.puts = threading.Event(), threading.Event(), list[str]()
 
-    def text(self, bound: int, spans: object, *, raise_starts: bool, idle: bool) -> str:
+    def due(self, bound: int, spans: object, *, raise_starts: bool, idle: bool) -> str:
         return f"{bound}"
 
-    def put(self, text: str) -> None:
+    def put(self, change: str) -> None:
         self.begun.set()
         assert self.may_end.wait(60)
-        self.puts.append(text)
+        self.puts.append(change)
 
 
 def test_a_write_under_way_ends_before_its_processor_does() -> None:

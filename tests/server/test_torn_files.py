@@ -39,7 +39,7 @@ def test_a_feed_continues_after_its_files_were_cut(
     (spec,) = folder.glob("spec-*.json")
     for base in bases.folder_of(capture.capture.node.paths.store).iterdir():
         cut(base, 0.5)
-    for path, share in ((folder / "bounds.json", 0.9), (spec, 0.0)):
+    for path, share in ((folder / "bounds.json", 0.9), (folder / "bound.json", 0.5), (spec, 0.0)):
         cut(path, share)
     work(bank, 200)
     running = Running(upstream.pd_addr, capture.data_dir, capture.out)

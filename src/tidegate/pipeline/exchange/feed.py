@@ -5,17 +5,19 @@ itself.
 shared one file, a process that was stopped and replaced would wake up and take its successor's identity. The
 other files of incarnation N have such names, too: `start-durable-*.json`, `spark-*/`.
 
-The control process replaces `bounds.json` when spans change, and while rows wait for the bound in it. While
-no rows wait, the bound in the file may be old. The grant is read from the metadata store, never from a file,
-because a fence must not depend on stale data.
+The control process replaces `bounds.json` when spans change. While rows wait for a higher bound, it replaces
+`bound.json`, which has no spans, so the cost does not grow with the tables that are wanted. While no rows
+wait, the bound may be old. The grant is read from the metadata store, never from a file, because a fence must
+not depend on stale data.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +40,8 @@ from tidegate.tidb.keys import stripe_ids
 GRANT_READ_S = 10.0
 LOAD_FILE = "load.json"
 """The plan of the initial load, in the folder of the spec until the load is known to be durable."""
+BOUND_FILE: Final = "bound.json"
+"""A later bound for the spans of `bounds.json`, next to it."""
 BEATS: Final = "beats"
 """The folder of beats, in the work folder of an incarnation."""
 
@@ -288,11 +292,8 @@ class Bounds:
 
     @classmethod
     def load(cls, path: Path) -> Bounds:
-        """Read `bounds.json`."""
-        try:
-            return cls.from_json(json.loads(path.read_text()))
-        except ValueError as error:
-            raise _damaged(path, error) from error
+        """Read `bounds.json` and `bound.json` once."""
+        return BoundsReader(path).read()
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Bounds:
@@ -309,7 +310,71 @@ class Bounds:
             raise ValueError(f"the bounds have another form: {error!r}") from error
 
 
-def _damaged(path: Path, error: ValueError) -> Retryable:
+class BoundsReader:
+    """Reads the bounds of a changefeed any number of times, from several threads if need be.
+
+    `bounds.json` has a number. `bound.json` names that number, and its bound counts only for the spans of
+    that file: up to a later bound other tables may be wanted, whose rows would be left out for good. The
+    spans are parsed only if their file was replaced.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """`path`: that of `bounds.json`."""
+        self._path, self._later_path = path, path.with_name(BOUND_FILE)
+        # Strings: half the price of a path, and there are hundreds of calls a second.
+        self._names = str(path), str(self._later_path)
+        self._known: tuple[object, str, Bounds] | None = None
+        """The mark of the file when it was read, its number, and its content."""
+
+    @property
+    def mark(self) -> object:
+        """Changes whenever one of the files was replaced."""
+        first, second = self._names
+        return _mark(first), _mark(second)
+
+    def read(self) -> Bounds:
+        """The bounds as they are now. Raises Retryable if `bounds.json` is damaged."""
+        mark, known = _mark(self._names[0]), self._known
+        is_new = known is None or known[0] != mark
+        if known is None or is_new:
+            known = self._known = mark, *self._read_spans()
+        # After the spans: if they are replaced meanwhile, a later bound names another number.
+        number, bound = self._read_later()
+        if number != known[1] and not is_new:
+            # Usually the spans have just changed. But a mark may also come again, after two changes at once.
+            known = self._known = mark, *self._read_spans()
+        _, own, bounds = known
+        return replace(bounds, bound=bound) if number and number == own else bounds
+
+    def _read_spans(self) -> tuple[str, Bounds]:
+        """The number of `bounds.json`, and its content."""
+        try:
+            found = json.loads(self._path.read_text())
+            return found.get("number", ""), Bounds.from_json(found)
+        except (ValueError, AttributeError) as error:
+            raise _damaged(self._path, error) from error
+
+    def _read_later(self) -> tuple[str, int]:
+        """The content of `bound.json`. The number is empty if there is no such file, or a loss of power has
+        truncated it. Then the bound in the other file counts.
+        """
+        try:
+            found = json.loads(self._later_path.read_text())
+            return str(found["number"]), int(found["bound"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "", 0
+
+
+def _mark(name: str) -> object:
+    """Changes whenever a file is replaced; None: there is none."""
+    try:
+        found = os.stat(name)  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _damaged(path: Path, error: Exception) -> Retryable:
     """A loss of power has truncated a file. The control process writes it again for the next incarnation."""
     return Retryable("the pipeline's orders file is damaged", where=str(path), why=str(error))
 

@@ -1,6 +1,6 @@
 """The part of a feed that waits in the event store, given out as workers become free.
 
-    floors, manifests, bounds.json  ->  Backlog.take  ->  shares of (span, after, upto), one for each worker
+    floors, manifests, bounds       ->  Backlog.take  ->  shares of (span, after, upto), one for each worker
                                          Backlog.done  <-  those that are durable
 
 It belongs to the application. It reads no rows and opens no segment; the worker that gets a range does. It
@@ -10,14 +10,13 @@ range of a span is out at a time, so the rows of a span are written in order by 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Set
 from typing import Final, NamedTuple
 
 from tidegate.eventstore import store_view
 from tidegate.eventstore.manifest import Manifest, ManifestReader
-from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.feed import Bounds, BoundsReader, FeedSpec
 from tidegate.pipeline.exchange.ranges import Range, deliverable, due, share, waits
 
 SMALL_BYTES: Final = 1 << 20
@@ -40,7 +39,7 @@ class Backlog:
     def __init__(self, spec: FeedSpec, begun: Mapping[str, int]) -> None:
         """`begun`: the ts up to which each span is durable."""
         self._spec = spec
-        self._bounds_file = str(spec.feed_dir / "bounds.json")
+        self._bounds = BoundsReader(spec.feed_dir / "bounds.json")
         self._begun = dict(begun)
         """The ts up to which each span was given out."""
         self._out: set[str] = set()
@@ -88,13 +87,12 @@ class Backlog:
             self._out.discard(one.span)
 
     def bounds_mark(self) -> object:
-        """A mark that changes whenever the control process has replaced the bounds file."""
-        found = os.stat(self._bounds_file)  # noqa: PTH116 - half the price, and a hundred a second
-        return found.st_ino, found.st_mtime_ns
+        """A mark that changes whenever the control process has replaced bounds."""
+        return self._bounds.mark
 
     def look(self, at_most: int = 0) -> tuple[list[Range], dict[str, int], int]:
         """The ranges that are due now, about how many bytes each has, and how many wait in all."""
-        bounds = Bounds.load(self._spec.feed_dir / "bounds.json")
+        bounds = self._bounds.read()
         self.spans = frozenset(bounds.spans)
         # Read the frontier before the manifests: every row at or below it is in a manifest by then.
         floors = store_view.read_frontier(self._spec.store_dir)

@@ -1,12 +1,12 @@
 """Which incarnations have changed since the last scan: cheap enough to be done a hundred times a second.
 
-Rows of a changefeed may have become due when the manifest of one of its spans has changed, or its bounds
-file. The store's page of floors shows changed manifests: one comparison of a few kilobytes serves all
+Rows of a changefeed may have become due when the manifest of one of its spans has changed, or a file of its
+bounds. The store's page of floors shows changed manifests: one comparison of a few kilobytes serves all
 changefeeds. A floor that only rises with time, without rows, makes nothing due.
 
-A bounds file costs a call of the system. It is replaced while the changefeed has rows, so each scan looks at
-those of changefeeds that had any in the last EAGER_S. Without rows it is replaced only if spans are added or
-removed. So a scan looks at CALM_AT_ONCE of the others, in turn.
+The files of bounds cost two calls of the system. They are replaced while the changefeed has rows, so each
+scan looks at those of changefeeds that had any in the last EAGER_S. Without rows they are replaced only if
+spans are added or removed. So a scan looks at CALM_AT_ONCE of the others, in turn.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.mounter import bases
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.exchange.beats import Beats
-from tidegate.pipeline.exchange.feed import Bounds, DurableBefore, FeedSpec
+from tidegate.pipeline.exchange.feed import Bounds, BoundsReader, DurableBefore, FeedSpec
 from tidegate.pipeline.exchange.work import Begun, Lease
 from tidegate.pipeline.worker.begin import begun
 from tidegate.sink.quarantine import Quarantine
@@ -117,7 +117,7 @@ class LocalAccess:
         self.spec = spec
         self.beat = beat or Beats(spec.beats_dir).beat
         self._path = spec.path
-        self._bounds = spec.feed_dir / "bounds.json"
+        self._bounds = BoundsReader(spec.feed_dir / "bounds.json")
         self._quarantine = Quarantine(spec.feed_dir / QUARANTINE)
 
     @property
@@ -128,7 +128,7 @@ class LocalAccess:
         return self.spec.durable()
 
     def bounds(self) -> Bounds:
-        return Bounds.load(self._bounds)
+        return self._bounds.read()
 
     def span(self, name: str) -> SpanState:
         manifest = store_view.read_manifest(self.spec.store_dir, name)

@@ -1,19 +1,21 @@
 """The part of a changefeed that is the same for all incarnations, and the files that the application reads.
 
-`spec-*.json` identifies an incarnation and is removed when the next one is written. `bounds.json` says how
-far the incarnation may deliver and is replaced whenever that changes. `pipeline.exchange.feed` has the class
-of each, and reads both.
+`spec-*.json` identifies an incarnation and is removed when the next one is written. `bounds.json` and
+`bound.json` say how far the incarnation may deliver and are replaced whenever that changes.
+`pipeline.exchange.feed` has the classes, and reads all of them.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidegate.config.reading import config_from_json
 from tidegate.config.settings import ReplicaConfig
@@ -23,7 +25,7 @@ from tidegate.control.grants import Grant
 from tidegate.control.metadata import FeedId, FeedInfo
 from tidegate.disk import replace_file, writing
 from tidegate.model.path_part import path_part
-from tidegate.pipeline.exchange.feed import FeedSpec
+from tidegate.pipeline.exchange.feed import BOUND_FILE, FeedSpec
 from tidegate.server.catalogue.catalogues import DDL_SPAN_ID
 from tidegate.server.catalogue.stripes import spans_json
 from tidegate.sink.base import Sink, SinkFeed
@@ -77,25 +79,38 @@ def _rename_plain(folder: Path) -> None:
         folder.rename(wanted)
 
 
+class BoundsChange(NamedTuple):
+    """A file to be replaced, and what readers know then."""
+
+    path: Path
+    text: str
+    spans_text: str
+    number: str
+    bound: int
+
+
 class BoundsFile:
-    """`bounds.json`: up to which ts each span may go. Replaced atomically, and only if a reader needs the
-    change.
+    """`bounds.json` and `bound.json`: up to which ts each span may go (`exchange.feed.BoundsReader`). Each is
+    replaced atomically, and only if a reader needs the change.
 
     Replacing a file costs more than the rest of a tick, and a feed's bound moves up to 20 times a second. It
-    also waits for the disk. So `text` says what to write, and `put` may be called in another thread.
+    also waits for the disk. So `due` says what to write, and `put` may be called in another thread.
     """
 
     def __init__(self, path: Path, token: tuple[int, int], ddl_span: str = DDL_SPAN_ID) -> None:
         self._path, self._token, self._ddl_span = path, token, ddl_span
         self._spans: dict[str, SpanTask] = {}
-        self._spans_text = self._sent_spans = self._sent = ""
+        self._spans_text = self._sent_spans = self._sent_number = ""
+        self._sent_bound = 0
+        # Random: a bound that an earlier incarnation has written must not count for the spans of this one.
+        self._numbers = (f"{secrets.token_hex(8)}-{number}" for number in count(1))
         self._putting = threading.Lock()
         self._is_closed = False
 
-    def text(
+    def due(
         self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
-    ) -> str:
-        """The content with bound and spans; empty: no reader needs a change.
+    ) -> BoundsChange | None:
+        """The file to write for these bound and spans; None: no reader needs a change.
 
         A known span keeps the start that was written first, unless `raise_starts`. `idle`: every row at or
         below the bound is durable. The bound is then written only together with other spans, or later when
@@ -107,31 +122,37 @@ class BoundsFile:
                 name: replace(task, start_ts=starts.get(name, task.start_ts)) for name, task in spans.items()
             }
             self._spans_text = json.dumps(spans_json(self._spans.values()))
-        if idle and self._spans_text == self._sent_spans:
-            return ""
-        text = (
-            f'{{"token":[{self._token[0]},{self._token[1]}],"bound":{bound},"ddl_span":"{self._ddl_span}",'
-            f'"spans":{self._spans_text}}}'
-        )
-        return text if text != self._sent else ""
+        if self._spans_text != self._sent_spans:
+            number = next(self._numbers)
+            text = (
+                f'{{"token":[{self._token[0]},{self._token[1]}],"number":"{number}","bound":{bound},'
+                f'"ddl_span":"{self._ddl_span}","spans":{self._spans_text}}}'
+            )
+            return BoundsChange(self._path, text, self._spans_text, number, bound)
+        if idle or bound == self._sent_bound:
+            return None
+        text = f'{{"number":"{self._sent_number}","bound":{bound}}}'
+        later = self._path.with_name(BOUND_FILE)
+        return BoundsChange(later, text, self._sent_spans, self._sent_number, bound)
 
-    def put(self, text: str) -> None:
-        """Replace the file by the last `text`, unless it is closed. Blocks. Raises DiskFull; the earlier file
-        then stays as it is.
+    def put(self, change: BoundsChange) -> None:
+        """Make the last change that was due, unless closed. Blocks. Raises DiskFull; the earlier file then
+        stays as it is.
         """
         with self._putting:
             if self._is_closed:
                 return
-            partial = self._path.with_suffix(".tmp")
+            partial = change.path.with_suffix(".tmp")
             with writing(partial):
-                partial.write_text(text)
-            # Not synced: after a loss of power the next incarnation writes the file again.
-            partial.replace(self._path)
-            # Only after the replacement: a text that found no disk space must be written by a later tick.
-            self._sent, self._sent_spans = text, self._spans_text
+                partial.write_text(change.text)
+            # Not synced: after a loss of power the next incarnation writes the files again.
+            partial.replace(change.path)
+            # Only after the replacement: a change that found no disk space must be due again at a later tick.
+            self._sent_spans, self._sent_number = change.spans_text, change.number
+            self._sent_bound = change.bound
 
     def close(self) -> None:
-        """Write no more: the next incarnation's file has the same path. Waits for a `put` that runs."""
+        """Write no more: the next incarnation's files have the same paths. Waits for a `put` that runs."""
         with self._putting:
             self._is_closed = True
 

@@ -15,7 +15,7 @@ from tidegate.control.grants import Grant
 from tidegate.control.processor import Processor
 from tidegate.disk import DiskFull
 from tidegate.model.timestamp import compose
-from tidegate.server.delivery.plan import BoundsFile, FeedPlan
+from tidegate.server.delivery.plan import BoundsChange, BoundsFile, FeedPlan
 from tidegate.server.node import Node
 from tidegate.server.processor.opening import Opening
 from tidegate.server.processor.reader_floor import ReaderFloor
@@ -35,8 +35,8 @@ class ReaderBounds:
         """Write the file from which an incarnation starts. Raises DiskFull."""
         self.end()
         self._file = file = BoundsFile(plan.folder / "bounds.json", grant.token, opening.ddl.span_id)
-        if text := self._text(file, opening):
-            self._node.ballast.small(partial(file.put, text))
+        if change := self._due(file, opening):
+            self._node.ballast.small(partial(file.put, change))
 
     def end(self) -> None:
         """Stop writing the file, because the incarnation ends."""
@@ -57,18 +57,18 @@ class ReaderBounds:
         another incarnation begins.
         """
         file = self._file
-        if file is not None and (text := self._text(file, opening, raise_starts=raise_starts)):
+        if file is not None and (change := self._due(file, opening, raise_starts=raise_starts)):
             # In another thread, because the disk may take milliseconds, in which no changefeed would tick.
             # To its end: it must not replace the file of the next incarnation.
-            await to_its_end(self._put(file, text))
+            await to_its_end(self._put(file, change))
 
-    async def _put(self, file: BoundsFile, text: str) -> None:
-        put = partial(self._node.ballast.small, partial(file.put, text))
+    async def _put(self, file: BoundsFile, change: BoundsChange) -> None:
+        put = partial(self._node.ballast.small, partial(file.put, change))
         await asyncio.get_running_loop().run_in_executor(self._node.files, put)
 
-    def _text(self, file: BoundsFile, opening: Opening, *, raise_starts: bool = False) -> str:
+    def _due(self, file: BoundsFile, opening: Opening, *, raise_starts: bool = False) -> BoundsChange | None:
         idle, machine = opening.arrivals.all_idle, self._machine
-        return file.text(machine.reach, machine.spans.tasks, raise_starts=raise_starts, idle=idle)
+        return file.due(machine.reach, machine.spans.tasks, raise_starts=raise_starts, idle=idle)
 
     async def move_floor(self, opening: Opening, checkpoint: int) -> None:
         """From time to time, raise the workers' start, so that old segments can be dropped a while later."""
