@@ -73,7 +73,10 @@ class Backoff:
         attempt = self._attempts.get(cause, 0)
         self._attempts[cause] = attempt + 1
         curve = CURVES[cause]
+        # The shift is bounded because attempts are not; at 20 every curve has reached its cap.
         flat = min(curve.cap_ms, curve.base_ms << min(attempt, 20))
+        # With jitter: if a store dies, thousands of callers fail at the same moment and must not return
+        # together. At least 1 ms, so that each retry takes something from the budget and the loop ends.
         wait_ms = max(1, at_least_ms, round(flat * (0.5 + self._random.random())))
         # The last wait takes what is left, so an attempt follows it before the operation gives up.
         wait_ms = min(wait_ms, self._left_ms)

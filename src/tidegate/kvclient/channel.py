@@ -30,6 +30,8 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # 0 is "no limit". gRPC's default stops the pings after two while a call waits for its answer, and then a
+    # dead peer is not noticed.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -102,6 +104,7 @@ class ChannelPool:
         """
         with self._lock:
             channel = self._channels.pop(address, None)
+            # Stubs as well: one of the closed channel would fail every later call to this address.
             self._stubs = {key: stub for key, stub in self._stubs.items() if key[0] != address}
             streams = self._streams
         if channel is not None:
@@ -132,6 +135,8 @@ def beginning(address: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        # gRPC has no class of its own for it. Any other ValueError is a defect of the caller, and a retry
+        # would hide it.
         if not str(error).startswith("Cannot invoke RPC"):
             raise
         raise Retryable("the connection was closed before a call", where=address, why=str(error)) from None
@@ -192,6 +197,7 @@ def address_of(url: str) -> str:
     Raises InvalidInput for anything else.
     """
     text = url.strip().rstrip("/").removeprefix("http://").removeprefix("https://")
+    # From the right, because an IPv6 host contains colons.
     host, colon, port = text.rpartition(":")
     if not colon or not host or "/" in host or not port.isdigit():
         raise InvalidInput("the address is not HOST:PORT", where=url, fix="write one such as 127.0.0.1:2379")

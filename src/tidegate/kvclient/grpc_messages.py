@@ -60,6 +60,7 @@ class Messages:
         while part:
             if self._missing:
                 part = part[self._continue(part, messages) :]
+            # A frame may end inside a prefix; its first bytes wait for the rest.
             elif self._prefix or len(part) < _PREFIX.size:
                 more = part[: _PREFIX.size - len(self._prefix)]
                 self._prefix += more
@@ -67,6 +68,7 @@ class Messages:
                 if len(self._prefix) == _PREFIX.size:
                     prefix, self._prefix = self._prefix, bytearray()
                     self._begin(prefix, messages)
+            # The usual case: a message that is whole in one frame is copied once.
             elif len(part) >= (whole := _PREFIX.size + self._size(part)):
                 self._add(part[0], bytes(part[_PREFIX.size : whole]), messages)
                 part = part[whole:]
@@ -78,6 +80,7 @@ class Messages:
         """Read a prefix; its message follows."""
         self._flag, self._missing = prefix[0], self._size(prefix)
         if not self._missing:
+            # An empty message is complete with its prefix: no later byte would complete it.
             self._add(self._flag, b"", messages)
 
     def _continue(self, part: memoryview, messages: list[bytes]) -> int:
@@ -113,6 +116,7 @@ class Messages:
 
     def _size(self, prefix: Bytes) -> int:
         size: int = _PREFIX.unpack_from(prefix)[1]
+        # Judged by the prefix, before any byte is kept: four bytes of a peer could otherwise ask for 4 GiB.
         if size > self._bytes_max:
             details = f"message larger than max ({size} vs. {self._bytes_max})"
             raise MessageError(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
@@ -126,6 +130,8 @@ class Messages:
 
     def _unpacked(self, message: bytes) -> bytes:
         """The content of a message of gzip or zlib (gRPC's deflate)."""
+        # 32: the header decides between gzip and zlib, because the flag of a message does not say which of
+        # them it is.
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
         try:
             found = unpacker.decompress(message, self._bytes_max)

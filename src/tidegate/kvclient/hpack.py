@@ -69,6 +69,7 @@ def encode(headers: Headers) -> bytes:
 
 def _text(text: str) -> bytes:
     data = text.encode()
+    # Below and not at: a prefix of seven ones means that the length continues in the next byte.
     if len(data) < 0x7F:
         return bytes([len(data)]) + data
     out, rest = bytearray(b"\x7f"), len(data) - 0x7F
@@ -94,6 +95,8 @@ def decode(block: bytes) -> Headers:
         elif first & 0xE0 == 0x20:
             _, at = _integer(block, at, 5)  # the dynamic table's size, which can only be 0
         else:
+            # 0x40 asks to add the field to the dynamic table. That table has size 0 here, so the field is
+            # read and not kept.
             index, at = _integer(block, at, 6 if first & 0x40 else 4)
             name, at = _name(block, at, index)
             value, at = _string(block, at)
@@ -136,6 +139,7 @@ def _string(block: bytes, at: int) -> tuple[str, int]:
     data = block[at : at + size]
     if len(data) < size:
         raise MalformedError("a string without an end")
+    # Replaced instead of refused: the peer's words for an error may have any bytes, and they are only shown.
     return (_huffman(data) if is_huffman else data).decode("utf-8", "replace"), at + size
 
 

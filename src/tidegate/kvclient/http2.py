@@ -119,6 +119,8 @@ class Call:
             (_MAX_FRAME_SIZE, DATA_BYTES_MAX),
         )
         self._put(FrameKind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings))
+        # The setting is for streams only. The connection's own window can only be raised (RFC 9113, 6.9.2),
+        # and the smaller of the two limits the peer.
         self._put(FrameKind.WINDOW_UPDATE, 0, 0, _U32.pack(WINDOW_BYTES - DEFAULT_WINDOW))
         headers = [
             (":method", "POST"),
@@ -158,6 +160,7 @@ class Call:
 
     def lost(self, why: str) -> None:
         """End the call, because its connection is closed."""
+        # The words of a GOAWAY say more than that the connection was closed after it.
         self._finish(grpc.StatusCode.UNAVAILABLE, self._goes_away or why)
 
     def receive(self, data: Bytes) -> list[bytes]:
@@ -191,8 +194,11 @@ class Call:
                 break
             if is_plain:
                 at += HEAD.size
+                # When the head arrives: `grant` can then return the whole frame, and the peer does not run
+                # out of window in the middle of it.
                 self._count_received(size)
                 self._left, self._is_last = size, bool(flags & _END_STREAM)
+                # No byte follows that could end an empty frame above.
                 if not size:
                     self._ended_frame()
                 continue
@@ -246,6 +252,7 @@ class Call:
                     # The head counts as well, so that empty continuations without an end are bounded.
                     self._header_bytes += HEAD.size + len(payload)
                     payload = _without_padding(payload, flags)
+                    # The five bytes are a priority, which one call on its own connection does not need.
                     self._block = bytearray(payload[5:] if flags & _PRIORITY else payload)
                     self._block_flags = flags
                     self._continued(flags)
@@ -287,10 +294,12 @@ class Call:
                 self._sending.begin_with(value)
             elif name == _MAX_FRAME_SIZE:
                 self._sending.limit_frames(value)
+        # After they were applied, because the acknowledgement says that they are in force (RFC 9113, 6.5.3).
         self._put(FrameKind.SETTINGS, _ACK, 0, b"")
         self._fill()
 
     def _granted(self, stream: int, size: int) -> None:
+        # It would allow nothing and could be repeated for ever (RFC 9113, 6.9).
         if size == 0:
             self._finish(grpc.StatusCode.INTERNAL, "a window update of 0")
         else:
@@ -329,6 +338,7 @@ class Call:
             self._finish(_OF_HTTP.get(state, grpc.StatusCode.UNKNOWN), f"the peer answers with HTTP {state}")
         elif is_last:
             self._finish(grpc.StatusCode.UNKNOWN, "the peer ended the stream without a status")
+        # Without this the page of a proxy would be parsed as messages.
         elif not self._has_headers and not kind.startswith("application/grpc"):
             self._finish(
                 grpc.StatusCode.UNKNOWN, f"what answers is not gRPC: its content-type is {kind[:100]!r}"
@@ -352,6 +362,7 @@ class Call:
 
     def _count_received(self, size: int) -> None:
         self._unacknowledged += size
+        # docs/guarantees.md#memory-is-bounded: a peer that ignores flow control could fill the memory.
         if self._unacknowledged > WINDOW_BYTES:
             self._finish(grpc.StatusCode.INTERNAL, "the peer sent more than its window")
 

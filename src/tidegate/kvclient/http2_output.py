@@ -50,6 +50,7 @@ class Output:
 
     def put(self, kind: FrameKind, flags: int, stream: int, payload: bytes) -> bool:
         """Add a frame. False, without effect, if it is an answer and the peer does not read."""
+        # Only answers, because the peer alone decides how many of them there are.
         if len(self.output) > OUTPUT_BYTES_MAX and kind in {FrameKind.PING, FrameKind.SETTINGS}:
             return False
         size = len(payload)

@@ -63,6 +63,7 @@ class Keyspaces:
 
     def of_id(self, keyspace_id: int) -> Keyspace | None:
         """A keyspace by its id; None if PD has none with it, or does not know keyspaces."""
+        # PD has no call for one id. A list that begins at the id has it first, or begins with a larger one.
         request = keyspacepb.GetAllKeyspacesRequest(start_id=keyspace_id, limit=1)
 
         def attempt(address: str) -> keyspacepb.GetAllKeyspacesResponse:

@@ -100,6 +100,7 @@ class LockResolver:
             else:
                 by_txn.setdefault(lock.lock_version, []).append(lock)
         for start_ts, members in by_txn.items():
+            # One lock is enough: the fate is that of the transaction.
             fate = self.fate(members[0], caller_ts, backoff)
             if fate.pushed:
                 ignorable.append(start_ts)
@@ -120,6 +121,8 @@ class LockResolver:
         if status is None:
             return Fate(live=True, ttl_ms=_left_ms(lock.lock_version, lock.lock_ttl, now))
         info = status.lock_info
+        # Only after its TTL, because the check of secondaries writes a rollback where a lock is missing.
+        # Before that, the transaction's own client may still be writing them.
         if status.lock_ttl and info.use_async_commit and _expired(info, now):
             fate = self._async_fate(info, backoff)
             if fate is not None:
@@ -230,6 +233,8 @@ class LockResolver:
                 return left
         request = kvrpcpb.PessimisticRollbackRequest(
             start_version=lock.lock_version,
+            # Only the claim that was read: TiKV keeps one with a larger for_update_ts (tikv
+            # `src/storage/txn/commands/pessimistic_rollback.rs`).
             for_update_ts=lock.lock_for_update_ts or TS_MAX,
             keys=[lock.key],
         )
@@ -292,6 +297,7 @@ class LockResolver:
                     where=f"start_ts {info.lock_version}",
                     why=str(response.error),
                 )
+            # A lock is missing, so this region knows how the transaction ended.
             if len(response.locks) < len(members):
                 decided.append(response.commit_ts)
             locks.extend(response.locks)
@@ -314,6 +320,8 @@ def _async_commit_ts(info: kvrpcpb.LockInfo, locks: list[kvrpcpb.LockInfo], deci
     commit ts that the region knows (0: rolled back).
     """
     found = {lock.lock_version for lock in locks} - {info.lock_version}
+    # An async commit commits at the largest min_commit_ts of its keys, so a commit below it is a
+    # contradiction.
     least = max([info.min_commit_ts, *(lock.min_commit_ts for lock in locks)])
     below = [ts for ts in decided if 0 < ts < least]
     if not (found or below or len(set(decided)) > 1):

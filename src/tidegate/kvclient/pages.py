@@ -45,6 +45,7 @@ def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBat
 
     Nothing else may use the snapshot meanwhile.
     """
+    # One page ahead and no more, so two pages bound the memory.
     with ThreadPoolExecutor(1, thread_name_prefix="page") as ahead:
         rows = FIRST_ROWS
         coming = ahead.submit(_page, pd, snapshot, span, rows)
@@ -55,6 +56,7 @@ def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBat
                 # At most four times as many: the estimate comes from one page, whose rows may be unusually
                 # small.
                 rows = max(min(4 * rows, fitting, ROWS_MAX), 1)
+            # Before the page is yielded, so that the store reads while the caller works.
             if left is not None:
                 coming = ahead.submit(_page, pd, snapshot, left, rows)
             if page.num_rows:

@@ -110,6 +110,7 @@ class PdClient:
         if store is None or why:
             raise StoreGone(f"store {store_id} serves no regions", where=self.address, why=why)
         if len(self._stores) >= STORES_MAX:
+            # Only a cache: the next requests ask PD again.
             self._stores.clear()
         self._stores[store_id] = address_of(store.address)
         return self._stores[store_id]
@@ -148,6 +149,8 @@ class PdClient:
         return self._calls.call("Tso", lambda address: self._one_tso(address, count))
 
     def _one_tso(self, address: str, count: int) -> int:
+        # The answers of a stream come in order and have no ids, so a caller takes its answer before the next
+        # one asks.
         with self._tso_lock:
             response = self._tso.ask(
                 self.channels.stub(address, pdpb_pb2_grpc.PDStub), self._calls.known_cluster_id, count
@@ -191,6 +194,7 @@ class PdClient:
             response = self._calls.unary_if_known("BatchScanRegions", request)
             if response is not None:
                 return [_region_info(r.region, r.leader) for r in response.regions]
+            # Remembered, because every later attempt at such a PD would only fail first.
             self._scans_ranges = False
         found: dict[bytes, RegionInfo] = {}
         for start, end in ranges:
@@ -219,6 +223,7 @@ class PdClient:
         response = self._calls.unary("ScanRegions", request)
         if response.regions:
             return [(r.region, r.leader) for r in response.regions]
+        # A PD that does not know `regions` yet fills only these two fields.
         return list(zip(response.region_metas, response.leaders, strict=True))
 
     # --- GC ------------------------------------------------------------------------------------------

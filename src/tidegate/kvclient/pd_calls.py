@@ -151,6 +151,7 @@ class PdCalls:
         """
         cluster_id = int(response.header.cluster_id)
         with self._lock:
+            # Not retried: changes of two clusters must never be mixed in one event store.
             if self.known_cluster_id and cluster_id != self.known_cluster_id:
                 raise InvalidInput(
                     "PD answers for another cluster than before",

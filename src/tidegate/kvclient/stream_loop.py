@@ -127,9 +127,12 @@ class StreamCall:
         """Ping a silent peer, or end its call."""
         if self._socket is None or now - self._received_at < PING_S:
             return
+        # One ping for each silence; any byte after it counts as its answer.
         if self._pinged_at < self._received_at:
             self._pinged_at = now
             self._do(self._machine.ping)
+        # Measured from the ping and not from the last byte: after a pause of this process, a peer that was
+        # not asked yet would be given up.
         elif now - self._pinged_at >= GIVE_UP_S - PING_S:
             self._do(lambda: self._machine.lost("the peer does not answer"))
 
@@ -271,12 +274,14 @@ class StreamLoop:
                 self._end()
                 return
         self.post(lambda: self._cancel("the client is closed"))
+        # A receiver may close the client from inside the loop, and a thread cannot wait for itself.
         if thread is not threading.current_thread():
             thread.join()
 
     def _cancel(self, why: str, address: str | None = None) -> None:
         for call in self.calls:
             if address in {None, call.address}:
+                # `cancel` only posts a task, so the set does not change during this loop.
                 call.cancel(why)
 
     def post(self, task: Callable[[], None]) -> bool:
@@ -305,6 +310,8 @@ class StreamLoop:
             context = self._tls.streams() if self._tls is not None else None
             connection = socket.create_connection((host.strip("[]"), int(port)), CONNECT_S)
             try:
+                # Requests are small. Nagle's algorithm would hold one back until the one before it is
+                # acknowledged.
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if context is not None:
                     connection = context.wrap_socket(connection, server_hostname=host.strip("[]"))
@@ -336,6 +343,7 @@ class StreamLoop:
             self._posts.poll(GATHER_S * 1000)  # a posted task ends the wait, so requests are not delayed
         # The posted tasks run after the wait and before the sockets: a task may end a call whose socket is
         # ready.
+        # Without calls nothing needs a look, and a posted task wakes the thread through `_woken`.
         found = self.selector.select(LOOK_S if self.calls else None)
         now = time.monotonic()
         self._do_posted()

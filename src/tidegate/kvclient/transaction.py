@@ -80,6 +80,7 @@ class Transaction:
     def get(self, key: bytes) -> bytes | None:
         """The value that this transaction sees: its own write, otherwise the snapshot at start_ts."""
         mine = self._mutations.get(key)
+        # A lock writes no value, so the key has the one of the snapshot.
         if mine is None or mine.op == LOCK:
             return self._snapshot.get(key)
         return None if mine.op == DEL else mine.value
@@ -121,6 +122,7 @@ class Transaction:
         values: dict[bytes, bytes] = {}
         writer = self._writer()
         for _ in range(LOCK_ROUNDS):
+            # A newer ts in each round, because the conflict was a commit above the last one.
             self._for_update_ts = max(self._for_update_ts, self._pd.tso())
             writer.for_update_ts = self._for_update_ts
             try:
@@ -133,6 +135,8 @@ class Transaction:
             raise Retryable("keys change faster than they can be locked", where=wanted[0].hex())
         self._locked += wanted
         for key in wanted:
+            # A key that is locked and never written needs a mutation, too. Otherwise its lock would stay
+            # until its TTL ends.
             self._mutations.setdefault(key, Mutation(LOCK, key))
         return values
 
@@ -237,6 +241,8 @@ class TwoPhase:
         # be committed.
         home = next((ks for _, ks in self._pd.regions.group(keys) if self.primary in ks), [self.primary])
         try:
+            # A group above BATCH_KEYS would be cut into several requests, and only that of the primary
+            # decides.
             self._commit_keys(home if len(home) <= BATCH_KEYS else [self.primary], commit_ts, backoff)
         except Retryable as error:
             raise Retryable(
@@ -301,6 +307,7 @@ class TwoPhase:
 
     def committed_at(self, backoff: Backoff) -> int:
         """The primary's commit_ts; 0 if it is locked, rolled back or was never prewritten."""
+        # Without `current_ts` no lock counts as expired, so this question rolls nothing back.
         request = kvrpcpb.CheckTxnStatusRequest(primary_key=self.primary, lock_ts=self.start_ts)
         response = self._requester.at_key(self.primary, "KvCheckTxnStatus", request, backoff)
         return 0 if response.HasField("error") else int(response.commit_version)
@@ -351,6 +358,8 @@ class TwoPhase:
             if not response.errors:
                 break
             self._resolve_locks(response.errors, backoff)
+        # An older TiKV sends no `not_founds`. A transactional value is never empty, so an empty one is a
+        # missing key.
         absent = list(response.not_founds) or [not v for v in response.values]
         values.update(
             (k, bytes(v)) for k, v, gone in zip(keys, response.values, absent, strict=False) if not gone
@@ -421,6 +430,7 @@ def load_transaction(
             writer.pessimistic_lock(keys, Backoff(budget_ms))
         writer.prewrite(mutations, Backoff(budget_ms), pessimistic=keys if pessimistic else ())
     except (WriteConflict, AlreadyExists):
+        # A load that is repeated meets its own commits, which look like conflicts.
         if not is_loaded(pd, start_ts=start_ts, commit_ts=commit_ts, primary=primary, budget_ms=budget_ms):
             raise
         writer.commit(keys, commit_ts, Backoff(budget_ms))
