@@ -40,6 +40,7 @@ def cover(pd: PdClient, wanted: Sequence[Span]) -> Iterator[tuple[int, list[Foun
     of ranges they belong to. PD knows the address of the leader store of each `Part`. If PD knows no region
     for the rest of a range, that rest comes last, as `Uncovered`.
     """
+    # PD takes ascending ranges only.
     left = sorted(enumerate(wanted), key=lambda one: one[1].start)
     while left:
         try:

@@ -193,6 +193,8 @@ class Stream:
         records: bool = False,
     ) -> Registration:
         """Request a region's changes in `bounds` above `checkpoint`. `records`: only of records."""
+        # Before the request is sent: the store may answer at once, and events of an unknown registration are
+        # dropped.
         registration = self.matcher.register(
             request_id, region.id, span, mark, bounds, checkpoint, records=records
         )
@@ -205,6 +207,8 @@ class Stream:
                 start_key=encode_bytes(bounds.start) if bounds.start else b"",
                 end_key=encode_bytes(bounds.end) if bounds.end else b"",
                 request_id=request_id,
+                # TiKV reads old values only for a registration that asks for them (tikv
+                # `components/cdc/src/delegate.rs`).
                 extra_op=kvrpcpb.ReadOldValue,
                 register=cdcpb.ChangeDataRequest.Register(),
                 kv_api=self._kv_api,

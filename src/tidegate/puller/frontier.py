@@ -122,6 +122,7 @@ class Frontier:
         line[k.K_SPAN], line[k.K_NEXT] = span, head
         self._heads[span] = chunk
         first = int(line[k.K_FIRST])
+        # Descending, because `pop` takes the last: a chunk fills from its beginning.
         unused += range(first + size - 1, first - 1, -1)
 
     def _new_chunk(self, size: int) -> int:

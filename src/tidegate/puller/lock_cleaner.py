@@ -92,8 +92,11 @@ def clean(pd: PdClient, stuck: Callable[[], list[Stuck]], closing: threading.Eve
 
 
 def _unstick(pd: PdClient, span: Stuck, now: Timestamp, rests: Rests, closing: threading.Event) -> None:
+    # It has not moved because PD's time has not, for example at an upstream whose timestamps are set by hand.
     if timestamp.physical_ms(now) - timestamp.physical_ms(span.resolved) < STUCK_S * 1000:
         return
+    # Only locks near the resolved ts can hold it there. Younger ones belong to transactions that have had no
+    # time to end.
     target = min(now, span.resolved + timestamp.compose(int(STUCK_S * 1000)))
     fruitless = 0
     # The lowest first, because it alone decides the span's resolved ts.

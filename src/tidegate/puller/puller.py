@@ -157,6 +157,8 @@ class Puller:
             return
         changes = known.changes if known is not None else self._store.open_span(span)
         if (
+            # docs/guarantees.md#nothing-is-lost: GC may have removed versions above such a start. A start
+            # that the store covers is no danger: pulling continues at the store's resolved ts.
             guarded
             and start_ts < self._safe_points.of(span)
             and not changes.complete_from <= start_ts <= changes.resolved
@@ -172,6 +174,7 @@ class Puller:
                 return
             begin = changes.resolved
         self.unwatch(span)
+        # Opened again, because `unwatch` has closed the one that was known.
         changes = self._store.open_span(span)
         changes.begin(begin)
         if self._on_watch is not None:
@@ -205,6 +208,7 @@ class Puller:
         # Wait for the coordinator; otherwise the next `watch` could get the span store that is being closed.
         left = threading.Event()
         self._inbox.put(lambda: self._leave(watched_span, left))
+        # With a bound, because a coordinator that has failed runs no task any more.
         left.wait(LEAVE_S)
 
     def _leave(self, watched_span: WatchedSpan, left: threading.Event) -> None:
@@ -228,6 +232,7 @@ class Puller:
         if self._closing.is_set():
             return
         self._closing.set()
+        # After the flag: a thread that wakes up before it would only wait again.
         self._sealer.wake()
         self._registrar.locator.close()
         self._inbox.put(None)

@@ -217,6 +217,8 @@ class RegionFeed:
             return [Stop(_refused(error, self.region))]
         if error.HasField("not_leader"):
             store = int(error.not_leader.leader.store_id)
+            # A store may know no more than we do, and two such stores could name each other for ever. Then PD
+            # decides.
             trusted = self._history.attempts < HINTS_MAX
             return [self._again(Reason.NOT_LEADER, leader_store=store if trusted else 0)]
         if error.HasField("server_is_busy"):

@@ -105,6 +105,7 @@ class Registrar:
         task.watched_span.errors[reason] += 1
         history = replace(task.history, attempts=task.history.attempts + 1)
         after = feed.pause_s(reason, task.history.attempts, self._random)
+        # Without the region: the store's hint may be what was wrong, so PD is asked.
         self._inbox.after(after, lambda: self.locate(replace(task, history=history, region=None)))
 
     def _register(self, task: Locate, bounds: Span, region: RegionInfo, limits: Span) -> None:
@@ -278,6 +279,7 @@ class Registrar:
         if self.streams.get(stream.store_id) is stream:
             # First, so that the ranges below are registered on a new stream and not on this one.
             del self.streams[stream.store_id]
+        # After a restart the store may have another address.
         self._pd.forget_store(stream.store_id)
         if error is not None:
             raise error

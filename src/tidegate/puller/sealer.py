@@ -119,6 +119,7 @@ class Sealer:
             minima = self._minima()
             now = self._clock.monotonic()
             for watched_span, least in minima:
+                # MAX is a span without marks. A seal to it would claim changes that were never pulled.
                 if watched_span.changes.resolved < least < timestamp.MAX and not watched_span.gone:
                     watched_span.changes.seal(least)
                     watched_span.moved_at = now

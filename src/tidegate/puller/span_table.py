@@ -98,6 +98,7 @@ class SpanTable:
             answer, mark = watched_span.lock.lock(bounds, region.id, region.epoch_version, limits), -1
             if isinstance(answer, Locked):
                 mark = self._frontier.hold(watched_span.number, answer.resolved)
+                # Only now may the mark of the free ranges rise: the new mark limits the minimum from here on.
                 self._frontier.put(watched_span.free_mark, watched_span.lock.free_resolved)
             return answer, mark
 

@@ -55,6 +55,8 @@ class WatchedSpan:
         """The span's status. `waiting`: why the puller takes no rows in; empty if it does."""
         scanning = len(self.scanning)
         holes = self.lock.holes
+        # The first reason in this order is shown. Without room nothing is registered, and a refused range
+        # waits for a person.
         waiting = waiting or self.refused
         waiting = waiting or (f"{holes} ranges without a region" if holes else "")
         waiting = waiting or (f"{scanning} regions being scanned" if scanning else "")

@@ -66,6 +66,7 @@ class BlockMatcher:
         not fit in it. `lag`: subtracted from every resolved ts that arrives. `trust_empty`: see `Matcher`.
         """
         memory = memory or StreamMemory()
+        # This buffer is not part of the budget for open rows, so it is small against it.
         flush = min(FLUSH_BYTES, max(1 << 16, memory.open_rows.total // 8))
         folder = SpillFolder(spill, flush) if spill is not None else None
         self._lock = threading.Lock()
@@ -206,6 +207,7 @@ class BlockMatcher:
                 found = spilling.due(number)
                 if found is None:
                     continue
+                # The newest rows of the log may still be in memory.
                 spilling.flush()
             yield from self._play_back(spilling, *found)
 
@@ -218,6 +220,7 @@ class BlockMatcher:
         line = self._registrations.table[owner.number]
         # A pass reads its share of the keys, about half of the limit, so even an uneven split should fit.
         passes = 1 + 2 * log.size // max(self._share.limit, PASS_BYTES_MIN)
+        # Reported before it is used, so that the limits of the other streams fall first.
         self._share.hold(self.open_bytes + log.size // passes)
         # When the passes end, every change up to the ts that is due has come out, so the rest begins there.
         rest = spilling.new_log(k.LIVE, int(line[k.REG_DUE]))
@@ -281,6 +284,7 @@ def is_mark(message: bytes) -> bool:
         size |= (byte & 0x7F) << 7 * at
         if byte < 0x80:
             break
+    # Nothing may follow: an event behind the batch has to go through `feed`.
     return len(message) == at + 2 + size
 
 

@@ -102,6 +102,7 @@ class Matcher:
 
     def resolve(self, ts: Timestamp) -> None:
         """Apply a resolved ts. Ignored before INITIALIZED, and if it is not above the last one."""
+        # Before INITIALIZED the scan may still deliver commits below such a ts.
         if self.initialized and ts > self._resolved:
             self._resolved = ts
 
@@ -153,6 +154,8 @@ class Matcher:
         if self.initialized:
             self._open.pop((row.start_ts, row.key), None)
         else:
+            # The scan may deliver the prewrite after this. If the rollback were forgotten, the prewrite would
+            # stay open for ever.
             self._waiting.append(row)
 
     def _initialize(self) -> list[Change]:
@@ -176,6 +179,8 @@ class Matcher:
         return changes
 
     def _emit(self, row: Row, values: Row) -> list[Change]:
+        # First, because the checkpoint is also the first resolved ts: a version below it is one that the
+        # puller has already, and no violation.
         if row.commit_ts <= self._checkpoint:
             return []
         if row.commit_ts <= self._resolved:

@@ -38,6 +38,7 @@ class Recycler:
         # Arrow's buffers hold the view, so the finalizer runs when the last of them is gone. It holds the
         # slab until then.
         view = slab[: starts[-1]]
+        # Not at exit: memory ends with the process, and the interpreter may be half gone by then.
         weakref.finalize(view, self._give_back, slab).atexit = False
         whole = pa.py_buffer(view)
         return [whole.slice(start, size) for start, size in zip(starts, sizes, strict=False)]
