@@ -106,6 +106,7 @@ def cores_of(master: str) -> int:
     found = LOCAL.fullmatch(master)
     if found is not None and found["cores"] != "*":
         return int(found["cores"] or 1)
+    # Not the machine's cores, because a container or `taskset` may allow fewer.
     return len(os.sched_getaffinity(0))
 
 
@@ -145,6 +146,7 @@ def run(socket: Path, work_dir: Path, master: str = "local[*]", workers: Workers
     signal.signal(signal.SIGTERM, _stop)
     control = ControlClient(socket, ApplicationHello(os.getpid()))
     shutil.rmtree(work_dir, ignore_errors=True)  # files of an earlier application
+    # For this user alone: the socket in it hands out work.
     work_dir.mkdir(mode=0o700, parents=True)
     application = Application(socket, control, work_dir, cores_of(master), elsewhere=workers is not None)
     listening = threading.Thread(target=_listen, args=(application,), name="control", daemon=True)

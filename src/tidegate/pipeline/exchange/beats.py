@@ -51,6 +51,8 @@ class Beats:
     def _write(self) -> None:
         file = os.open(self._folder / str(self._pid), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            # With a fixed width, because the file is overwritten in place and a process that gets the same id
+            # begins with a smaller number.
             os.pwrite(file, b"%0*d" % (WIDTH, self._count), 0)
         finally:
             os.close(file)

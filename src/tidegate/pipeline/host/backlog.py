@@ -68,6 +68,8 @@ class Backlog:
         if not found or self.gathers:
             return []
         self._taken_at = now
+        # Noted when they are given out, not when they are durable: the next look must not find the same rows.
+        # `give_back` undoes it.
         self._begun |= {one.span: one.upto for one in found}
         self._out.update([one.span for one in found])
         if at_most:  # another worker has to open a writer, which costs more than a small share gains
@@ -123,6 +125,8 @@ class Backlog:
         for span, start_ts in bounds.spans.items():
             if span in self._out:
                 continue
+            # The start in the bounds may be higher, because the control process advances spans that have no
+            # rows.
             after, upto = max(self._begun.get(span, 0), start_ts), deliverable(bounds, frontier, span)
             size = self._pending(span, after, upto, bounds) if upto > after else 0
             if size:
@@ -144,4 +148,5 @@ class Backlog:
         if rows and span in bounds.wanted:
             folder = self._spec.store_dir / span
             rows = store_view.has_any(folder, manifest, after, upto, *bounds.wanted[span])
+        # At least 1, because `_sizes` leaves out spans with 0, and their rows would never be delivered.
         return max(size, 1) if rows else 0

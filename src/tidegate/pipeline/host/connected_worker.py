@@ -142,6 +142,7 @@ class ConnectedWorker:
         if well:
             self.served[one.key] = self.done
         else:
+            # Its writer may be broken or fenced, so it suits the next piece no better than another worker.
             self.served.pop(one.key, None)
 
     def kill(self, why: TidegateError | None = None) -> None:
@@ -179,6 +180,7 @@ class ConnectedWorker:
         delivers = knows and work.kind is WorkKind.DELIVER
         patience_s = own.stall_timeout if knows else own.start_timeout
         slow_s = SLOW_S if delivers else SLOW_FIRST_S
+        # A worker that hangs is killed in any case, so more time than that changes nothing.
         slow_s = min(patience_s, slow_s * 2 ** min(work.of.failures, SLOWER_MAX))
         # It reports from the lowest limit on. The caller compares the silence with the others.
         found = self._watchdog.step(now, work.words, (self.received_count, beats), min(STUCK_S, slow_s))

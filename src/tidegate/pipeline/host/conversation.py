@@ -52,6 +52,8 @@ class Conversation:
         finally:
             with self._changed:
                 self._workforce.leave(worker)
+                # Only here, where the process has ended or its line is closed: until then it may still write
+                # in its slot.
                 self._incarnations.end_leases(worker)
             worker.line.close()
             worker.process.close()
@@ -82,6 +84,7 @@ class Conversation:
             # later.
             one.given_up |= killed and bool(worker.machine)
             if not killed:
+                # After any other error the sink is not in doubt: it has answered, or was not needed.
                 self._timetable.answered(one.key, well=not isinstance(error, Retryable))
             # Before `fail`, which kills the workers that still have a piece of this incarnation.
             worker.work = None

@@ -185,6 +185,7 @@ class Incarnations:
             one.over, one.may_be_due = True, False
             self._timetable.over(one.key)
             self._changed.notify_all()
+        # After `over` is set, so that no share is added behind it.
         self._requests.drop(one)
         if one.error is not None:
             self._report(one, failure(one.error))

@@ -69,6 +69,7 @@ class InitialLoad:
                     self._changed.notify_all()
         except BaseException:
             with self._changed:
+                # The others may wait without a bound, so they must be woken.
                 self._failed = True
                 self._changed.notify_all()
             raise

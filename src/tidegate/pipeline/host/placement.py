@@ -101,6 +101,7 @@ class Placement:
         """Whether all workers with its writer are busy, at least one of them for less than `HOME_S`. Waiting
         for it is better than a new writer: to open one takes longer than most pieces.
         """
+        # A single changefeed may use every worker, and each of them soon has its writer open.
         if len(self._incarnations) == 1:
             return False
         homes = self._workforce.homes(key)

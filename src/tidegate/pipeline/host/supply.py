@@ -152,6 +152,7 @@ class Supply:
     def _grow(self, jobs: Jobs, size: int) -> None:
         for number in range(self._kept, size):
             self._threads.start(f"spark-{number}", partial(self._keep_job, jobs))
+        # Never fewer: jobs that run are not taken back.
         self._kept = max(self._kept, size)
 
     def _keep_job(self, jobs: Jobs) -> None:

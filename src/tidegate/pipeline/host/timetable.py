@@ -127,6 +127,7 @@ class Timetable(Generic[Key]):
             case WorkKind.BEGIN:
                 del self._begins[key]
             case WorkKind.LOAD:
+                # This operator also removes a key at 0. `next_load` chooses among all keys that are there.
                 self._loads -= Counter({key: 1})
             case WorkKind.DELIVER:
                 self._served[key] = self._next()
@@ -142,6 +143,7 @@ class Timetable(Generic[Key]):
     def back(self, key: Key, kind: WorkKind) -> None:
         """The worker of a piece has finished it, or is dead."""
         self._out[key, kind] -= 1
+        # `has_out` and `_tried` look at the keys alone, so a count of 0 must not stay.
         if not self._out[key, kind]:
             del self._out[key, kind]
 

@@ -26,6 +26,7 @@ class ClusterJobs:
         self._numbers = count(1)
 
     def size(self) -> int:
+        # The service has a thread for each worker's stream, and no more than these.
         return min(int(self._context.defaultParallelism), WORKERS_MAX)
 
     def spares(self) -> int:

@@ -201,6 +201,7 @@ class RemoteAccess:
                         last = block
                         yield block
             if more:
+                # Without a row the place does not move, and the same question would be asked for ever.
                 if last is None:
                     raise Retryable("the capture reports more rows, and sends none")
                 past = place_of(last, last.num_rows - 1)

@@ -240,6 +240,7 @@ class Service:
         try:
             folder = bases.folder_of(self._incarnation(context).spec.store_dir)
             asked = _asked("Catalogue", request, [ReadBase])
+            # A base is two numbers, so its name cannot lead out of the folder.
             with (folder / asked.base.name).open("rb") as file:
                 file.seek(asked.offset)
                 data = file.read(CHUNK_BYTES)

@@ -53,5 +53,6 @@ def resume(spec: FeedSpec, records: Mapping[str, bytes]) -> Found:
     # A position belongs to the commit ts after its record's ts, and means nothing above another start.
     begun = {span: p.position for span, p in ours.items() if p.position and p.ts == starts[span]}
     before = DurableBefore(begun, ahead, topics(records, spec.instance))
+    # Before the report: as soon as the host knows the starts it gives out work, and workers read this file.
     replace_file(spec.durable_file, json.dumps(before.to_json()).encode())
     return Found(starts, records)

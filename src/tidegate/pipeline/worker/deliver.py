@@ -208,6 +208,8 @@ class Worker:
             apart=ahead.begun if splits else ahead.split,
         )
         for piece in cutter.run(stretch.past):
+            # Transactions of this sink end between two commit ts, so progress is recorded when a piece begins
+            # at a new one.
             if not self._pieces and stretch.past is not None:
                 before = piece.block.column(0)[0].as_py() - 1
                 if before >= stretch.past.commit_ts:  # otherwise the piece continues a commit ts
@@ -224,6 +226,8 @@ class Worker:
                 encoded = self.encode(block, schemas, part=piece.part, conflicts=stretch.conflicts)
                 cutter.met += encoded.split
                 self._measure_growth(block, encoded)
+                # docs/guarantees.md#bad-bytes-neither-stop-a-changefeed-nor-vanish: on disk before this piece
+                # or a later one is sent.
                 keep_misencoded(self.access, stretch.name, encoded)
                 if not piece.again:
                     keep_damaged(self.access, stretch.name, encoded)
