@@ -85,12 +85,16 @@ class Rules:
         origin = found.get("origin")
         if origin is not None and origin.partition("://")[2] != named[0]:
             return Refusal(403, f"the request comes from another page: Origin '{_shown(origin)}'")
+        # Programs do not send this header, and a page can neither leave it out nor change it (Fetch
+        # Metadata).
         if method not in SAFE and found.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return Refusal(403, "the request comes from another page")
         by_ticket = path == BY_TICKET and method == "GET"
         if self.token is not None and not by_ticket and not self.token.opens(found.get("authorization", "")):
             return Refusal(401, "the token is missing or another one; give --token-file FILE")
         length = found.get("content-length", "0")
+        # A page of another site may send a form or plain text, but not JSON, without asking this server
+        # first.
         kind = found.get("content-type", "").partition(";")[0].strip().lower()
         if (
             (length != "0" or "transfer-encoding" in found or kind)
@@ -130,6 +134,7 @@ class GuardedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
+        # Both servers run without websockets and without lifespan, so nothing else comes.
         if scope["type"] != "http":
             return
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
@@ -190,6 +195,7 @@ class Patient(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
         super().data_received(data)
+        # The head has arrived. From here on `BODY_S` bounds the body.
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
         # Between two requests a connection may be idle. The time counts from the first byte of the next head.

@@ -54,6 +54,7 @@ async def create(request: Request) -> Response:
     body = await body_of(request)
     given = dict(body) | ({} if body.get("namespace") else dict(request.query_params))
     feed = FeedId.checked(namespace_of(given), str(body.get("changefeed_id") or uuid.uuid4()))
+    # A reader needs its file of changes, which only POST /readers creates.
     if parse_sink_uri(str(body.get("sink_uri") or "")).is_reader:
         raise InvalidInput(
             "a reader is made by its query", where="sink_uri", fix='use spark.readStream.format("tidegate")'

@@ -252,6 +252,7 @@ def ranges_json(feed: Feed, ranges: Sequence[ShownRange]) -> list[dict[str, Any]
             "why": one.why.words,
             "checkpoint_ts": one.owned.checkpoint,
             "resolved_ts": one.owned.resolved,
+            # Not below 0: PD's clock may be ahead of this machine's.
             "checkpoint_lag_ms": max(0, now_ms - physical_ms(one.owned.checkpoint)),
             "resolved_lag_ms": max(0, now_ms - physical_ms(one.owned.resolved)),
             "bytes_per_second": one.load,

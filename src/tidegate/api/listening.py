@@ -23,6 +23,7 @@ def listen(address: str, option: str = "--addr") -> socket.socket:
     # With the protocol named: asyncio sets TCP_NODELAY for such sockets alone. Without it, an answer's body
     # waits for the client's delayed acknowledgement of its head, 40 ms for each request of a connection.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # A server that restarts must not wait until the connections of the last one have left TIME_WAIT.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, int(port)))

@@ -152,6 +152,7 @@ async def changes(request: Request) -> Response:
     if kind != "Ticket":
         raise InvalidInput("there is no ticket", fix="send Authorization: Ticket ...")
     past = request.query_params.get("past", "0")
+    # SQLite's integers have 64 bits with a sign; it raises an OverflowError for a larger one.
     if not past.isdigit() or int(past) >= 1 << 63:
         raise InvalidInput("'past' is not the number of a piece", fix=_QUERY)
     # Refused before the answer begins. After that the client could only wait.

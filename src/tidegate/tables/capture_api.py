@@ -37,6 +37,7 @@ class Api:
         self, path: str, body: dict[str, Any], refusal: type[InvalidInput] | type[Fatal]
     ) -> dict[str, Any]:
         """The answer to one POST. Raises `refusal` with the server's message; Retryable after PATIENCE_S."""
+        # Read for each call, because the file may change while a query runs for months.
         token = AccessToken.from_file(Path(self._token_file)) if self._token_file else None
         headers = {"Content-Type": "application/json", **(token.header if token else {})}
 
@@ -98,6 +99,7 @@ class Answer:
             self._connection.request(*self._request)
             self._response = self._connection.getresponse()
             status = self._response.status
+            # With a bound: something else may answer at this address, and send without an end.
             words = "" if status == 200 else _words(self._response.read(1 << 16))
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
@@ -105,6 +107,7 @@ class Answer:
         if status == 200:
             return self
         self._connection.close()
+        # Also those of a proxy whose capture restarts.
         if status in (502, 503, 504):
             raise Retryable(words, where=self._where)
         # Other statuses mean that the request did not reach the reader at all.

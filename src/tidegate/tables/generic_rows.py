@@ -101,6 +101,7 @@ def hex_of(values: pa.Array) -> pa.Array:
     _, ends_buffer, data = values.buffers()
     ends = np.frombuffer(ends_buffer, np.int32, n + 1, values.offset * 4)
     raw = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+    # The offsets of a sliced column do not begin at 0.
     digits = [None, pa.py_buffer((ends - ends[0]) * np.int32(2)), pa.py_buffer(_HEX[raw])]
     return pc.if_else(values.is_valid(), pa.Array.from_buffers(pa.string(), n, digits), None)
 

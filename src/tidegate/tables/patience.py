@@ -28,6 +28,7 @@ class Patience:
 
     def failed(self, error: Retryable) -> None:
         """Wait before the next attempt. Raises the error when the time is up."""
+        # Before the pause: an attempt after it would come too late.
         if time.monotonic() + self._pause > self._until:
             raise error
         time.sleep(self._pause)

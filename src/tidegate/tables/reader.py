@@ -53,6 +53,7 @@ class SpanReader:
         failed: list[Quarantined] = []
         group = decode_group(block, self.table, records, MountOptions(), failed)
         self.undecodable += len(failed)
+        # Only the first one with its bytes: there may be as many as rows.
         if failed and self.first_undecodable is None:
             self.first_undecodable = failed[0]
         return to_arrow(group).cast(self.schema)

@@ -147,6 +147,7 @@ class TableReader(DataSourceReader):
         with PdClient(self._table.pd) as pd:
             reader = SpanReader(self._table, pd)
             for batch in reader.batches([partition.span]):
+                # Before the batch is passed on, because it lacks that row.
                 bad = reader.first_undecodable
                 if bad is not None:
                     raise Undecodable(

@@ -140,6 +140,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TaskPart)
+        # Without the token: executors get a ticket, which opens nothing but this part.
         api = Api(self._options.server, "")
         ready = self._checked if self._options.rows == TYPED else generic
         bodies = complete(lambda past: api.changes(partition.ticket, past))

@@ -162,6 +162,7 @@ def judge(target: str, snapshot: SnapshotLine, virtual: Mapping[str, frozenset[s
             findings = [f"the target's snapshot is at {held.ts}"]
         else:
             rows = held.tables[name].to_arrow()
+            # A text column holds any date as it is written, also one that is no day.
             exact = frozenset(field.name for field in rows.schema if pa.types.is_string(field.type))
             expected, zeros = as_delta_holds(expected, unsent, exact)
             findings = _differences(expected, rows)

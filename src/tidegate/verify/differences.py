@@ -52,8 +52,10 @@ def differences(source: pa.Table, target: pa.Table, key: Sequence[str]) -> list[
     # Numbered together, so that equal rows of the two sides have the same number.
     content = factorize(both)
     size = int(content.max()) + 1
+    # Counted, not compared as sets: a table without a key may have equal rows.
     balance = np.bincount(content[here], minlength=size) - np.bincount(content[~here], minlength=size)
     named = factorize(both.select(key)) if key else content
+    # All rows of such a key, also those that both sides have, because a repair replaces the whole key.
     differing = np.isin(named, named[balance[content] != 0])
     rows = both.take(np.flatnonzero(differing)).to_pylist()
     groups: dict[int, tuple[list[Row], list[Row]]] = {}

@@ -80,6 +80,8 @@ def order_words(handles: pa.Array) -> U64s:
         words = data[2 * handles.offset : 2 * (handles.offset + len(handles)) : 2]
     else:
         words = handles.cast(pa.int64()).to_numpy(zero_copy_only=False).view(np.uint64)
+    # TiKV's integer keys have the sign bit flipped, so that negative ones come first (tidb
+    # `util/codec/number.go`).
     found: U64s = words ^ _SIGN
     return found
 
@@ -128,6 +130,7 @@ def _bytes(value: Any, of_type: pa.DataType) -> bytes:
             return struct.pack("<f" if of_type.bit_width == 32 else "<d", value + 0.0)
         case Decimal():
             return int(value.scaleb(of_type.scale, _DIGITS)).to_bytes(16, "little", signed=True)
+        # Before `date`, because every datetime is a date.
         case datetime():
             moment = value if value.tzinfo else value.replace(tzinfo=UTC)
             since = moment - _EPOCH

@@ -326,6 +326,8 @@ def _joined(parts: Sequence[tuple[U64s, U64s]]) -> tuple[U64s, U64s]:
 
 def _divisible(cuts: Cuts) -> Bools:
     """Which ranges have more than one word."""
+    # END does not fit into 64 bits. With one less, a last range of two words counts as one, which does no
+    # harm.
     ends = np.append(cuts.starts[1:], np.uint64(END - 1))
     found: Bools = ends - cuts.starts > 1
     return found

@@ -76,6 +76,7 @@ class Cuts:
                 starts.pop()
                 wanted.pop()
             count = min(pieces, end - low)
+            # In Python's integers, because the product has more than 64 bits.
             starts += [low + (end - low) * i // count for i in range(count)]
             wanted += [True] * count
             if end < END:
@@ -154,10 +155,12 @@ def in_order(low: int, end: int, rows: Iterator[tuple[U64s, U64s]], rows_a_range
         first = np.arange(0, len(words), rows_a_range)
         starts.append(words[first])
         counts.append(np.diff(np.append(first, len(words))))
+        # These sums wrap around, and so they are the same in any order and any number of parts.
         sums.append(np.add.reduceat(marks, first))
     if not starts:
         return Ordered(np.array([low], np.uint64), end, Sums.zero(1))
     begun = np.concatenate(starts)
+    # Rows of the other side between the beginning of the piece and the first row here must count as well.
     begun[0] = low
     return Ordered(begun, end, Sums(np.concatenate(counts), np.concatenate(sums)))
 
@@ -165,6 +168,7 @@ def in_order(low: int, end: int, rows: Iterator[tuple[U64s, U64s]], rows_a_range
 def tiled(pieces: Sequence[Ordered], ranges_max: int) -> tuple[Cuts, Sums]:
     """The ranges of many pieces as cuts; neighbours are joined until about `ranges_max` are left at most."""
     total = sum(len(piece.starts) for piece in pieces)
+    # Rounded up: rounded down, up to twice as many would be left.
     joined = -(-total // ranges_max)
     starts: list[U64s] = []
     wanted: list[Bools] = []

@@ -55,6 +55,7 @@ def literal(value: Any, of_type: pa.DataType) -> str:
             return f"CAST('{value:f}' AS DECIMAL({of_type.precision},{of_type.scale}))"
         case float():
             return f"CAST('{value!r}' AS {'FLOAT' if of_type.bit_width == 32 else 'DOUBLE'})"
+        # Before `date`, because every datetime is a date.
         case datetime():
             text = value.isoformat(" ", "microseconds")
             return f"TIMESTAMP_NTZ'{text}'" if of_type.tz is None else f"TIMESTAMP'{text}'"

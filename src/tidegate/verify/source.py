@@ -92,6 +92,7 @@ def pieces_of(runs: Sequence[tuple[int, int]], bounds: Sequence[int]) -> list[tu
     """Split runs [low, end) of words where regions begin; `bounds` ascend."""
     found: list[tuple[int, int]] = []
     for low, end in runs:
+        # Strictly inside, so that no piece is empty.
         inside = bounds[bisect_right(bounds, low) : bisect_left(bounds, end)]
         edges = [low, *inside, end]
         found += pairwise(edges)

@@ -51,6 +51,7 @@ def pieces_of(
 
 def _bounds(group: pq.RowGroupMetaData, shape: Shape) -> tuple[int, int] | None:
     """Order words of the least and the greatest key in a row group of an ordered table."""
+    # An unsigned bigint is a decimal at the target, and its statistics are no integers.
     if not shape.ordered or not pa.types.is_integer(shape.schema.field(shape.key[0]).type):
         return None
     for at in range(group.num_columns):
@@ -110,6 +111,8 @@ def conformed(
             continue
         try:
             column = rows.column(at) if at >= 0 else pa.array([values[field.name]])
+            # docs/guarantees.md#a-row-of-the-source-is-one-row-at-the-target: dates in a key are text at the
+            # target.
             keyed = pa.types.is_string(column.type) and pa.types.is_temporal(field.type)
             column = moments(column, field.type) if keyed else column.cast(field.type)
             columns.append(column if at >= 0 else pa.repeat(column[0], rows.num_rows))
