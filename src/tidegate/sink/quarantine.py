@@ -80,6 +80,7 @@ class Quarantine:
                 # entry goes out.
                 os.fsync(handle)
             except OSError:
+                # Under the lock, so nothing of another process is behind these bytes.
                 os.ftruncate(handle, size)
                 raise
 
@@ -120,6 +121,7 @@ def entries(path: Path) -> Iterator[QuarantineLine]:
     if not path.exists():
         return
     with path.open("rb") as lines:
+        # No line is longer than the file may be. The bound is for a file that is none of ours.
         for number, line in enumerate(iter(lambda: lines.readline(LIMIT_BYTES), b""), 1):
             try:
                 found = from_json(json.loads(line))

@@ -73,6 +73,7 @@ class Ledger:
                 self.take(connection, self.feed.capture)
                 # A writer that still runs finds at its next commit that it does not hold its slot.
                 for capture in writers:
+                    # Compared by `substr` and not by LIKE, because a name may contain `%` or `_`.
                     front = f"{capture}/"
                     connection.execute(
                         "UPDATE slots SET holder = '' WHERE feed = ? AND substr(slot, 1, ?) = ?",
@@ -139,6 +140,8 @@ class FencedCommits:
         self.connection = ledger.connect()
         self._holder = secrets.token_hex(4)
         with exclusive(self.connection):
+            # The slot before the proof: an old writer that wakes up here takes the slot, fails at the proof,
+            # and the current one takes the slot back at its next commit.
             ledger.hold(self.connection, self._slot, self._holder)
         prove()
 
@@ -202,6 +205,7 @@ class SqliteOwner:
         with exclusive(self._connection):
             ledger.take(self._connection, OWNER)
         prove()
+        # Read after the fence, because an earlier owner could add to it until then.
         self.journal = journal(ledger.records(self._connection), ledger.feed.instance)
 
     def use(self, topics: Iterable[str]) -> None:
@@ -251,6 +255,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect only in a new file
     connection.execute("PRAGMA journal_mode = WAL")
+    # With NORMAL a loss of power may undo the last commits, which were reported as durable.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
     return connection
@@ -260,6 +265,8 @@ def open_file(path: Path) -> sqlite3.Connection:
 def exclusive(connection: sqlite3.Connection) -> Iterator[None]:
     """A transaction during which no other connection can write."""
     try:
+        # It takes the write lock now. A transaction that reads first could fail in the middle because another
+        # one has written.
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
         raise Retryable("the file is busy", why=str(error)) from error

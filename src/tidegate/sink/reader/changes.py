@@ -141,6 +141,7 @@ class Changes:
             self._put(connection, "secret", secrets.token_bytes(32))
             for one in tables:
                 write_definition(connection, one)
+        # It holds rows of the source, and the key that seals tickets.
         self.path.chmod(0o600)
 
     def progress(self) -> ReaderProgress:
@@ -197,6 +198,7 @@ class Changes:
                 [after, upto],
             )
             for last_ts, size in rows:
+                # At least one piece is taken, whatever its size. Otherwise the query would never pass it.
                 if max_bytes and taken and taken + size > max_bytes:
                     return found
                 taken, found = taken + size, min(last_ts, upto)

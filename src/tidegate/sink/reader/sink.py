@@ -253,11 +253,13 @@ def typed(rows: ArrowRows) -> pa.RecordBatch:
 
 def pieces(schema: str, table: str, batches: Sequence[pa.RecordBatch]) -> Iterable[Row]:
     """Rows of one table, cut into pieces and compressed."""
+    # By the table, so that all its changes are read by one task, in their order.
     part_of = crc32(f"{schema}.{table}".encode()) % PARTS_MAX
     names = {SCHEMA_NAME: schema.encode(), TABLE_NAME: table.encode()}
     for batch in (
         batches if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()
     ):
+        # At least one row: one that is larger than a piece is a piece of its own.
         step = max(1, batch.num_rows * PIECE_BYTES // max(batch.nbytes, 1))
         for first in range(0, batch.num_rows, step):
             part = batch.slice(first, step).replace_schema_metadata(names)
