@@ -101,6 +101,7 @@ class BucketWriterCatalog(BucketCatalog):
     def __init__(self, store: ObjectStore, consumer: str) -> None:
         """`consumer`: its name, which the catalog records. Nothing is fenced until `take_over`."""
         super().__init__(store)
+        # Not None: a writer's tables come from `take_over` alone, never from a look at the chain.
         self._consumer, self._tables = consumer, {}
         self._lock = threading.Lock()
 
@@ -147,12 +148,14 @@ class BucketWriterCatalog(BucketCatalog):
         name = _name_of(table.name())
         held = self.load_table(name) if name in self._keys() else None
         staged = self._update_and_stage_table(held, table.name(), requirements, updates)
+        # Nothing has changed, and another file of metadata would be waste for upkeep.
         if held is not None and staged.metadata == held.metadata:
             return CommitTableResponse(metadata=held.metadata, metadata_location=held.metadata_location)
         # Before they are named: `confirm` may put a catalog at any moment, and all that it names must be
         # there.
         self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
         with self._lock:
+            # Another thread may have committed the table since `held` was read, and its commit would be lost.
             if held is not None and self._keys().get(name) != self._key(held.metadata_location):
                 raise CommitFailedException(f"Table was written at the same time: {'.'.join(name)}")
             self._keys()[name] = self._key(staged.metadata_location)

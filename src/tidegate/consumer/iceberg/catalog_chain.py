@@ -131,6 +131,7 @@ class CatalogChain:
         # docs/guarantees.md#in-s3-a-replaced-consumer-names-nothing-and-deletes-nothing-of-its-successors:
         # the number is its successor's, if there is one.
         if not create_own(self._store, key_of(made.number), made.to_json()):
+            # It raises Fenced with the writer that has put the number.
             self.check_writer()
             raise AssertionError("a number that is taken has an object")
         self.newest = made
@@ -152,6 +153,8 @@ class CatalogChain:
         assert self.newest is not None, "`begin` comes first"
         files = self._store.files(FOLDER)
         times = {int(one[1]): files[name] for name in files if (one := _NAME.fullmatch(name))}
+        # By the age of the object that replaced it, not by its own: a reader may have opened the older one
+        # just before.
         replaced = max((number for number, changed in times.items() if changed < before), default=0)
         gone = [number for number in times if number < replaced and number not in self.newest.begun]
         if gone:

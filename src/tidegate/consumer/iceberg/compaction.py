@@ -66,6 +66,7 @@ class Compaction:
         dead = [files.dead(task.file) for task in files.tasks]
         share = [dead[at] / max(1, task.file.record_count) for at, task in enumerate(files.tasks)]
         worst = sorted((at for at, count in enumerate(dead) if count), key=share.__getitem__, reverse=True)
+        # Taken out: what no file needs now is not saved for later (see below).
         credit = self._credit.pop(path, 0)
         if self._mode is WriteMode.COPY_ON_WRITE:
             return [files.tasks[at] for at in worst[:CLEANED_FILES]]

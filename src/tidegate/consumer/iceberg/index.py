@@ -106,7 +106,9 @@ class Index:
         # docs/guarantees.md#snapshots-are-whole: in a bucket, this names the commits of all tables at once.
         self._tables.confirm()
         self._published = ts
+        # For a round of upkeep that is under way: it must not remove what this commit names.
         self.named_since |= {(row.path, row.version) for row in rows}
+        # After a merge the file just written is the only small one.
         self._small = 1 if small or self._small is None else self._small + 1
 
     def rows(self, at: int | None = None) -> list[SnapshotRow]:

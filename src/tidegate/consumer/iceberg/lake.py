@@ -222,6 +222,7 @@ class IcebergLake:
             if held == name and other != path and self.tables.is_ours(other):
                 self.tables.park(other)  # a later step gives it another name
         if version is not None:
+            # Before the name changes: if rows are gone, nothing has happened yet.
             self.tables.check_files(path, version)
         self.tables.rename(path, name)
         if version is not None:
@@ -245,6 +246,7 @@ class IcebergLake:
     def _evolve(self, path: str, change: Evolution, order: Sequence[str]) -> None:
         with self.tables.writing(path) as writing:
             change_columns(writing, change, order)
+            # Without files: it makes the snapshot from which a reader, or a restart, gets these columns.
             self.tables.manifests.commit(writing, writing.io, [], [])
 
     def replace(self, path: str, columns: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:

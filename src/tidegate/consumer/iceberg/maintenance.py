@@ -117,6 +117,7 @@ def _held_by(table: Table) -> Iterator[set[str]]:
     for snapshot in table.metadata.snapshots:
         found = {snapshot.manifest_list}
         for manifest in snapshot.manifests(table.io):
+            # Snapshots share most of their manifests, and each one costs a request.
             if manifest.manifest_path not in manifests:
                 manifests.add(manifest.manifest_path)
                 entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)

@@ -48,6 +48,7 @@ def merged(
             change.replaced.append(task.file)
         else:
             change.lost.append(Lost(task.file, hits))
+    # These are new rows, and updated ones whose last version is in a file that stays and only loses it.
     fresh = upserts.filter(pa.array(~placed))
     change.made += written(writing.table_metadata, writing.io, fresh.to_batches())
     return change

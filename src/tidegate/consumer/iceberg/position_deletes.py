@@ -61,11 +61,13 @@ class DeleteFiles:
             if held is not None:
                 self._known.move_to_end(file.file_path)
                 return held
+        # Without the lock: two threads may read the same file, but neither waits for another's.
         found = read(file, io)
         with self._lock:
             if file.file_path not in self._known:
                 self._known[file.file_path] = found
                 self._count += _size(found)
+            # The newest stays even if it is too large alone: the commit that asked for it will ask again.
             while self._count > REMEMBERED_MAX and len(self._known) > 1:
                 self._count -= _size(self._known.popitem(last=False)[1])
         return found
@@ -81,6 +83,7 @@ def read(file: DataFile, io: FileIO) -> dict[str, Positions]:
         rows = pq.read_table(opened, read_dictionary=["file_path"]).unify_dictionaries()
     paths = rows["file_path"].combine_chunks()
     codes = np.asarray(paths.indices)
+    # Stable, so that the positions of one data file stay in their order.
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes, minlength=len(paths.dictionary)))
     positions = rows["pos"].to_numpy().astype(np.uint32)[order]

@@ -132,6 +132,7 @@ class Tables:
                 *(name, schema, f"{location_of(self._store)}/{path}", iceberg_spec(spec, schema)),
                 properties=properties,
             )
+            # An empty snapshot, so that a snapshot of the target can name the table before it has a row.
             transaction.update_snapshot().fast_append().commit()
             try:
                 table = transaction.commit_transaction()
@@ -256,6 +257,7 @@ class Tables:
         self._update(path, self.table(path), [RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids))])
 
     def _update(self, path: str, table: Table, updates: Sequence[TableUpdate]) -> None:
+        # The catalog compares it, so a commit of another program makes this one fail.
         asserted = AssertRefSnapshotId(ref=BRANCH, snapshot_id=_head(table))
         # The head is read again below: a restore makes an old snapshot the newest, and no new one.
         with self._lock:

@@ -116,6 +116,8 @@ class IcebergBucketAddress:
     def opened(self) -> Iterator[IcebergTarget]:
         """Open the target without a lock: `recover` takes it over, and fences the process that had it."""
         mark_folder(self.folder, f"{self} as {self.name}")
+        # Before anything is written there: a bucket without conditional puts cannot fence a replaced
+        # consumer.
         self.store.probe()
         target = IcebergTarget(self.store, self.upkeep, self.mode, self.name)
         try:

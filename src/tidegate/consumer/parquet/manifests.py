@@ -302,6 +302,7 @@ class ManifestChain:
                 if len(commits) != size:
                     return  # this listing misses some; the smaller manifests stay until a later round
                 body = {"format": FORMAT, "commits": [commit.to_json() for commit in commits]}
+                # If it is there already, another process has put the same bytes.
                 create_own(self._store, key_of(last - size + 1, last), orjson.dumps(body))
                 yield
 
@@ -343,6 +344,7 @@ class ManifestChain:
         The caller has made `State.removed` durable. Manifests by which a process has taken the log over stay,
         as in `thin`.
         """
+        # Otherwise a reader of the newest manifest would look for files that are gone.
         assert upto <= self.removed
         gone = []
         for first, last in self._listed():

@@ -142,6 +142,7 @@ class LogTarget:
 
     def recover(self) -> Position | None:
         """Take the log over. Returns the newest position, or None if nothing was ever committed."""
+        # Before the takeover, because its manifest makes any folder look like a log.
         check_root(self.store)
         self.store.make_folder(OWN)
         state = self._chain.begin(Writer.of_this_process(self._consumer)).state

@@ -87,6 +87,7 @@ class LogUpkeep:
             yield 0
             for folder in folders():
                 yield self._remove(folder, words)
+            # Only after all folders: a check that was cut off is made again.
             self.clean = self._upto
         for _ in self._chain.merge():
             yield 0
@@ -104,6 +105,7 @@ class LogUpkeep:
         if hours is None:
             return
         before = newest.commit.ts - (int(hours * HOUR_MS) << LOGICAL_BITS)
+        # No further commit is old enough, so no manifest needs to be read.
         if before <= self._next_ts:
             return
         for commit in self._chain.commits(self.removed):
@@ -115,6 +117,8 @@ class LogUpkeep:
 
     def _shorten(self, folders: Callable[[], list[str]], grace: float) -> Iterator[int]:
         """Remove the files of commits whose removal a manifest has announced `grace` seconds ago."""
+        # The value that readers find in the manifest, not the planned one: the grace begins when it is
+        # durable.
         now, announced = time.monotonic(), self._chain.removed
         if announced and (not self._announced or self._announced[-1][1] < announced):
             self._announced.append((now, announced))
