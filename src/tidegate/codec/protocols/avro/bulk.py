@@ -155,6 +155,7 @@ class AvroBulkDecoder:
         try:
             of_key = self._plain.record(key_id) if key_id >= 0 else None
             of_value = self._plain.record(value_id) if value_id >= 0 else None
+        # The plain decoder then makes each of them a bad message with the reason.
         except DecodeError:
             return None, rows
         if of_value is None:
@@ -191,6 +192,7 @@ class AvroBulkDecoder:
         if any(one.inner is not None for one in of_key.fields) if of_key is not None else False:
             walked.results[:] = 0  # the keys that we know have no old image
             return
+        # A delete without a value has its row in the old image, whose cells come after those of the new one.
         base = columns if of_value is None else 0
         key = None if of_key is None else _plan_of(of_key, base, value=False)
         value = None if of_value is None else _plan_of(of_value, 0, value=True)

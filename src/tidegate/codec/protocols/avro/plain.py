@@ -67,6 +67,7 @@ def unscaled(text: str, scale: int) -> bytes:
     """A decimal with `scale` digits after the point as the shortest two's complement number, big-endian."""
     whole, _, frac = text.partition(".")
     number = int(whole + frac[:scale].ljust(scale, "0"))
+    # One is added to a negative number because -128 fits one byte while 128 needs two.
     return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
 
 
@@ -94,6 +95,7 @@ def value_bytes(column: Column, value: Value, options: AvroOptions) -> bytes:
             return sized(value.to_bytes(size, "big"))
         case Kind.ENUM:
             assert isinstance(value, int)
+            # A number without an element has no name. It is sent as the empty text, as TiDB shows it.
             known = 0 < value <= len(column.elems)
             return sized(column.elems[value - 1].encode() if known else b"")
         case Kind.SET:
@@ -155,6 +157,8 @@ class AvroEncoder:
         if row.new is None and not options.avro_include_before_value:
             if key is None:
                 raise refused_delete(table, options)
+            # A tombstone has no place for a ts. Without one a reader could not compare the delete with a
+            # watermark.
             return key, b"\x03" + row.commit_ts.to_bytes(8, "big") if options.has_marks else None
         members = value_members(table, options)
         value = schema_header(of_value, options) + self._columns(table, image, members)
@@ -249,6 +253,7 @@ class AvroDecoder:
             _check_key(AvroReader(key), of_key, of_value)
         # An Avro long is signed: a number from 2**63 on arrives as a negative one.
         ts, op = (more.get("_tidb_commit_ts") or 0) & (1 << 64) - 1, more.get("_tidb_op") or ""
+        # Without the extension a value does not say whether its row is new.
         if "_tidb_op" not in more or more["_tidb_op"] is None:
             op = "c"
         if op not in ("c", "u", "d"):

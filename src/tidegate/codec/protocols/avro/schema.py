@@ -107,6 +107,7 @@ def escaped_elem(elem: str) -> str:
 
 def is_null_first(column: Column, options: AvroOptions) -> bool:
     """Whether branch 0 of a nullable column's union is null: without a default, and always for a decimal."""
+    # The default of a union must be of its first branch (Avro specification, Unions).
     return _is_logical(column, options) or _default(column, options) is None
 
 
@@ -272,6 +273,7 @@ def avro_type(column: Column, options: AvroOptions) -> tuple[str, str]:
             if column.mysql_type == _INT64:
                 as_text = column.unsigned and options.avro_bigint_unsigned_handling_mode == STRING
                 return "string" if as_text else "long", "BIGINT" + sign
+            # Avro's int is signed with 32 bits. Smaller unsigned integers fit, this one does not.
             return "long" if column.mysql_type == _INT32 and column.unsigned else "int", "INT" + sign
         case Kind.DECIMAL:
             return "bytes" if options.avro_decimal_handling_mode == PRECISE else "string", "DECIMAL"
@@ -293,6 +295,7 @@ def _type(column: Column, options: AvroOptions) -> bytes:
         tidb_type.encode(),
     )
     if _is_logical(column, options):
+        # DECIMAL without digits is DECIMAL(10, 0).
         size = (column.flen, max(column.decimal, 0)) if column.flen > 0 else (10, 0)
         text += b',"logicalType":"decimal","precision":%d,"scale":%d' % size
     return text + b"}"
@@ -308,6 +311,7 @@ def _default(column: Column, options: AvroOptions) -> bytes | None:
     match of_type:
         case "int" | "long":
             number = int(data)
+            # An Avro long is signed, so a default from 2**63 on is written as values are: negative.
             return b"%d" % (number - (1 << 64) if number >= 1 << 63 else number)
         case "float" | "double":
             return json_float(float(data), single=of_type == "float")

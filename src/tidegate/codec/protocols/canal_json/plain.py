@@ -102,6 +102,8 @@ def java_type(column: Column, value: Value) -> int:
     """The `sqlType` of a column for one value."""
     if is_binary(column):
         return 2004
+    # Java has no unsigned types: a value above the signed range needs the next wider one (tiflow
+    # `pkg/sink/codec/canal`).
     if column.unsigned and column.mysql_type in PROMOTED and isinstance(value, int):
         limit, promoted = PROMOTED[column.mysql_type]
         if value > limit:
@@ -173,6 +175,7 @@ class CanalJsonEncoder:
         return b',"_tidb":{"commitTs":%d' % row.commit_ts + reduced_mark(location) + key + b"}"
 
     def _java_types(self, table: TableSchema, image: tuple[Value, ...], shown: Sequence[int]) -> bytes:
+        # Go writes a map that was never made as null, and not as `{}`.
         if not shown:
             return b"null"
         return _members((table.columns[i].name, b"%d" % java_type(table.columns[i], image[i])) for i in shown)
@@ -274,6 +277,7 @@ def _message(
     if kind == WATERMARK:
         decoded.resolved.append((integer({"watermarkTs": 0} | extension, "watermarkTs"), offset))
         return []
+    # Without the extension only milliseconds are known: transactions of one millisecond get the same ts.
     ts = integer(extension, "commitTs") if "commitTs" in extension else _milliseconds(body)
     if member(body, "isDdl", bool):
         schema, table = member(body, "database", str, ""), member(body, "table", str, "")
@@ -346,6 +350,7 @@ def _image(body: dict[str, Any], name: str) -> dict[str, Any] | None:
     found = member(body, name, list, [])
     if not found:
         return None
+    # Canal itself may put several rows into a message. TiCDC never does, and a second row would be lost here.
     if len(found) != 1 or not isinstance(found[0], dict):
         raise DecodeError(f"{name!r} is not an array of one object")
     return found[0]

@@ -127,6 +127,7 @@ def field_of(text: str) -> Field:
 
 def _stated_form(code: int, unsigned: bool, binary: bool, form: Form) -> Form:
     """The form, if the field contains TiDB's type."""
+    # Without the extension a decimal cannot be distinguished from a double, and is read as one.
     if code == 246:
         return Form.DECIMAL
     if form is Form.NUMBER and unsigned and code not in (4, 5):

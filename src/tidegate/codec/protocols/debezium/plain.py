@@ -94,6 +94,8 @@ def value_json(column: Column, value: Value, zone: Any) -> bytes:
             return schema.bits_json(column, int(value))
         case Kind.ENUM | Kind.SET:
             return raw_string(names_of(column, int(value)).encode())
+        # As TiCDC does: a decimal is sent as a float, which may not have all its digits
+        # (docs/formats/debezium.md).
         case Kind.DECIMAL | Kind.DOUBLE:
             return iterator_float(float(value), single=False)
         case Kind.FLOAT:
@@ -298,6 +300,7 @@ def _message(
     if not stated:
         raise DecodeError(SCHEMALESS)
     ts, keys = integer(origin, "commit_ts"), member(json_object(key, "key"), "payload", dict)
+    # Only DDL messages have no operation.
     if "op" not in payload:
         query, name = member(payload, "ddl", str), member(payload, "databaseName", str, "")
         decoded.ddls.append(

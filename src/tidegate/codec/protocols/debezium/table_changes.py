@@ -133,6 +133,7 @@ def _default(column: Column) -> bytes:
     if isinstance(default, bytes):
         return raw_string(default)
     if isinstance(default, str):
+        # Debezium writes the epoch for a default that is computed when a row is inserted.
         now = default.upper() == "CURRENT_TIMESTAMP"
         return raw_string(b"1970-01-01 00:00:00" if now else default.encode())
     return iterator_float(float(default), single=False)
@@ -179,6 +180,7 @@ def _length(column: Column) -> int:
     if code in (_DECIMAL, _YEAR):
         return column.flen
     if code == _SET:
+        # As Debezium counts: one for each element and one for each comma between them.
         return 2 * len(column.elems) - 1
     if code == _ENUM:
         return 1

@@ -104,6 +104,7 @@ def _parts(data: bytes) -> list[bytes]:
     found, at = [], 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 8], "big")
+        # This also refuses a length that is cut off, for which the right side is negative.
         if size > len(data) - at - 8:
             raise ValueError("a part is longer than the message")
         found.append(data[at + 8 : at + 8 + size])

@@ -113,12 +113,14 @@ def _row(body: dict[str, Any], offset: int, seq: int) -> tuple[RowKey, tuple[Any
     former = [_cell(column, old) if column.name in old else cells[i] for i, column in enumerate(columns)]
     images = (None, cells) if op == DELETE else (cells, former if op == UPDATE else None)
     row_key = RowKey(member(body, "database", str), member(body, "table", str), None, columns)
+    # A row has whole seconds only. Changes within one second are ordered by their offsets alone.
     return row_key, (op, compose(1000 * seconds), offset, seq, *images)
 
 
 def _wire_column(name: str, *images: Mapping[str, Any]) -> WireColumn:
     """The type of a column, derived from its values in one row."""
     values = [image[name] for image in images if image.get(name) is not None]
+    # `type` and not `isinstance`: a JSON boolean is an int in Python, and no column holds one.
     kinds = {type(value) for value in values}
     if not values:
         return WireColumn(name, pa.string(), _NULL, False)

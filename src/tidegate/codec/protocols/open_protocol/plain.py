@@ -104,6 +104,7 @@ def value_json(column: Column, flag: int, value: Value, flavour: str) -> bytes:
     if value is None:
         return b"null"
     if isinstance(value, float):
+        # TiCDC's two architectures use different JSON libraries, which write some floats with other digits.
         return (iterator_float if flavour == NEW else json_float)(value, single=column.kind is Kind.FLOAT)
     if isinstance(value, bytes):
         if column.mysql_type in BLOB_TYPES:
@@ -125,6 +126,7 @@ def column_json(column: Column, flag: int, value: Value, flavour: str) -> bytes:
 def column_order(table: TableSchema, flavour: str) -> list[int]:
     """Positions of the columns in a flavour's order: the table's order, or sorted by the names' bytes."""
     order = list(range(len(table.columns)))
+    # Go's encoding/json, which the classic flavour uses, writes the members of a map in this order.
     return order if flavour == NEW else sorted(order, key=lambda i: table.columns[i].name.encode())
 
 
@@ -239,6 +241,7 @@ class OpenProtocolEncoder:
         key += b',"scm":' + self._string(event.schema.encode()) if event.schema or self._new else b""
         key += b',"tbl":' + self._string(event.table.encode()) if event.table or self._new else b""
         value = b'{"q":%s,"t":%d}' % (self._string(event.query.encode()), event.action)
+        # TiCDC compresses values and never keys.
         value = compressed(self._options.large_message_handle_compression, value)
         return Message(
             *frame(key + b',"t":2}', value), headers=ddl_header.headers(event, self._options.time_zone)
@@ -311,6 +314,7 @@ def split_items(key: bytes | None, value: bytes | None) -> list[tuple[bytes, byt
     if key[:8] != VERSION:
         raise DecodeError("the key does not begin with version 1 of the open protocol")
     key_items, value_items = _lengths(key, 8, "key"), _lengths(value, 0, "value")
+    # A message without items would otherwise be passed over in silence.
     if len(key_items) != len(value_items) or not key_items:
         raise DecodeError(f"{len(key_items)} items in the key, {len(value_items)} in the value")
     return list(zip(key_items, value_items, strict=True))
@@ -361,6 +365,7 @@ def _row(meta: dict[str, Any], ts: int, text: bytes, offset: int, seq: int) -> t
     if any(name not in shown for name in before):
         raise DecodeError("the before image has columns that the after image has not")
     row_key = RowKey(member(meta, "scm", str, ""), member(meta, "tbl", str, ""), meta.get("ptn"), columns)
+    # `meta.get` above takes any JSON value: a text must not become a partition's id.
     if row_key.physical_id is not None:
         integer(meta, "ptn")
     after = [_value(column, new[column.name]) for column in columns] if op != DELETE else None
@@ -388,6 +393,7 @@ def _value(column: WireColumn, cell: dict[str, Any]) -> Any:
         return None
     if code in BLOB_TYPES:
         found: bytes = base64.b64decode(_text(column, value), validate=True)
+        # TEXT columns have the type codes of BLOBs; only the flag separates them.
         return found if (column.flag or 0) & BINARY_FLAG else found.decode()
     if code in STRING_TYPES and (column.flag or 0) & BINARY_FLAG:
         return go_unquote(_text(column, value).encode())

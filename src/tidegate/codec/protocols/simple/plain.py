@@ -180,6 +180,7 @@ class SimpleDecoder:
                 raise DecodeError(f"a row has the checksum {summed}")
             if summed and cells is not None:
                 sums.check(f"{schema}.{table}", ts, columns, cells, summed, self._zone)
+        # A row of a partition has the partition's id, and its definition the table's.
         physical_id = None if table_id == known.table_id else table_id
         stated = TableVersion(known.table_id, version)
         return RowKey(schema, table, physical_id, columns, stated), (op, ts, offset, 0, new, former)

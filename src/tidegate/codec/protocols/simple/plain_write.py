@@ -155,6 +155,7 @@ class SimpleEncoder:
             "commitTs": event.finished_ts,
             "buildTs": build_ms,
         }
+        # A DROP leaves no table, so its message has the definition from before.
         stated = event.after if has_columns(event.after) else event.before
         sides = ((event.schema, stated), (event.old_schema, event.before))
         for name, (schema, info) in zip(SCHEMA_MEMBERS, sides, strict=True):
