@@ -142,6 +142,8 @@ class Collector:
                 # what is below it.
                 if not kept and write.is_data():
                     kept = True
+                    # A Put behind a gc_fence whose next version is gone is hidden by that version, although
+                    # it is the newest.
                     keep = write.kind == mvcc.KIND_PUT and reader.is_valid(key, write, safe_point)
                 else:
                     keep = False

@@ -213,6 +213,7 @@ def _lock_fields(data: bytes) -> _LockFields:
     secondaries: list[bytes] | None = None
     rollbacks: tuple[int, ...] = ()
     conflict = False
+    # Fields are in TiKV's order, so a release that does not know a tag can end here with all that it knows.
     while at < len(data):
         tag = data[at : at + 1]
         at += 1

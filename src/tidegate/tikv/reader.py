@@ -129,6 +129,8 @@ class MvccReader:
 
     def is_valid(self, key: bytes, write: Write, ts: int) -> bool:
         fence = write.gc_fence
+        # 0 is a fence with no later version. Otherwise the version at the fence must exist: if GC has removed
+        # it, it was a deletion that hides this one (tikv `components/txn_types/src/write.rs`).
         if not fence or fence > ts:
             return True
         return self._view.get(WRITE, versioned(key, fence)) is not None

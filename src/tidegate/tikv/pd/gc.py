@@ -128,4 +128,5 @@ class SafePoints:
         services = json.dumps([asdict(each) for each in self._services.values()]).encode()
         point = self._safe_point.to_bytes(8, "big")
         self._engine.write([(META, self._services_key, services), (META, self._point_key, point)])
+        # Durable before the answer: from it on, the caller relies on the history that it holds.
         self._engine.sync()

@@ -247,6 +247,7 @@ class PlacementDriver:
         held = points.set_barrier(barrier_id, ttl_s, ts, now_ts)
         if held is None:
             point = points.txn_safe_point
+            # In PD's words, because this error has no code of its own.
             text = f"trying to set a GC barrier on ts {ts} which is already behind the txn safe point {point}"
             return pb.SetGCBarrierResponse(header=self._failure(pb.UNKNOWN, text))
         return pb.SetGCBarrierResponse(header=self._header, new_barrier_info=_barrier(held, now_ts))

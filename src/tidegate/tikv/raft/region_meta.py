@@ -102,6 +102,7 @@ class Ids:
         self._engine = engine
         self._mutex = threading.Lock()
         stored = int.from_bytes(engine.get(META, IDS_KEY) or b"", "big")
+        # A data directory from before this bound has regions with ids, and no bound.
         self._last = self._bound = max(stored, *regions.by_id)
 
     def new(self) -> int:

@@ -40,6 +40,7 @@ class PdService:
 
     def _check(self, request: _Headed, context: grpc.ServicerContext) -> None:
         asked = request.header.cluster_id
+        # A client that does not know the id yet sends 0.
         if asked not in (0, self._pd.cluster_id):
             text = f"mismatch cluster id, need {self._pd.cluster_id} but got {asked}"
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)

@@ -56,6 +56,7 @@ def protocols(record: bytes) -> list[bytes] | None:
         return None
     size = int.from_bytes(record[3:5], "big")
     if len(record) < 5 + size:
+        # No TLS record is as long, so waiting for the rest would only hold memory.
         return None if len(record) < HELLO_MAX else []
     try:
         return _offered(record[5 : 5 + size])
@@ -145,6 +146,7 @@ class Connection:
         elif grpc is not None:
             sock = self._relay.dial(grpc)
             self.server = Half(sock)
+            # The first bytes were only looked at. The server must get all of them.
             self.server.waiting, self.client.waiting = held, bytearray()
             self._write(self.server)
 

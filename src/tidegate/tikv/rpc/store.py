@@ -151,6 +151,7 @@ class Store:
             call.serve(region, request, stored, answer)
         except RefusalError as refusal:
             answer(refused(call.response(), str(refusal)), None)
+        # An answer in any case, because a stream of commands would wait for it for ever.
         except Exception as error:
             answer(None, error)
 

@@ -136,10 +136,13 @@ class TxnWrites:
     ) -> None:
         concurrency = self._concurrency
         chooses_ts = request.use_async_commit or request.try_one_pc
+        # A new leader does not know yet at which ts the old one has served reads. A commit ts chosen below
+        # one of them would change what a reader has seen already.
         if chooses_ts and not self._max_ts.is_synced(region.id):
             raise RegionError(max_ts_not_synced(region))
 
         def decide(reader: MvccReader) -> CommandOutcome[pb.PrewriteResponse]:
+            # When the command runs, not when it arrives: an observation may begin while it waits for latches.
             observed = self._is_observed(region.id)
             return prewrite.prewrite(reader, request, observed, concurrency, stored)
 
