@@ -127,6 +127,7 @@ def merge(table: DeltaTable, upserts: pa.Table, deletes: pa.Table, keys: Sequenc
         " AND ".join(f"t.{_quoted(key)} = s.{_quoted(key)}" for key in keys),
         source_alias="s",
         target_alias="t",
+        # If the source is streamed, delta-rs derives no bounds from it, and reads every file of the table.
         streamed_exec=False,
         commit_properties=ONCE,
         post_commithook_properties=HOOKS,
