@@ -285,6 +285,8 @@ class Applier:
 
     def _definition_for(self, name: Name, segments: Sequence[StagedRun]) -> Definition:
         """The definition of the table for these rows; guessed, or extended, if no DDL header announced it."""
+        # The definition is looked up for each segment, because the step for an earlier one may have changed
+        # it.
         for segment in segments:
             known = self.target.definition(name)
             if known is None or (self.target.replays_sql and _other_key(known, segment)):

@@ -45,6 +45,7 @@ class BadRows:
                 }
                 for topic, partition, row in fresh
             )
+            # After the append: if that fails, the next attempt must not take the rows for known ones.
             self._known |= {(topic, partition, row.offset, row.seq) for topic, partition, row in fresh}
             return len(fresh)
 

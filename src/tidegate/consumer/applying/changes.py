@@ -115,6 +115,7 @@ def staged_bytes(piece: StagedPiece) -> int:
     ts = read_staged(segment).column("_commit_ts").to_numpy()
     # By share of rows: sizes of single rows are not known without decoding them.
     within = int(np.count_nonzero((ts > piece.after) & (ts <= piece.upto)))
+    # Rounded up, because 0 means that no row is within the bounds.
     return -(-segment.length * within // segment.rows)
 
 
@@ -234,6 +235,7 @@ def _sound(batch: pa.RecordBatch, known: Definition, partition: int) -> tuple[pa
     bad = []
     for at, row in zip(places, batch.take(pa.array(places, pa.int64())).to_pylist(), strict=True):
         values = {name: value for name, value in row.items() if name not in (*META, CARRIED_TS)}
+        # By offset, `_commit_ts` holds the message's offset, and the row's own ts has a column of its own.
         ts = row.get(CARRIED_TS, row["_commit_ts"])
         bad.append(BadRow(partition, row["_offset"], row["_seq"], ts, whys[at], values, row["_op"]))
     keep = np.ones(batch.num_rows, bool)

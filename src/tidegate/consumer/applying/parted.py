@@ -122,10 +122,13 @@ class PartedTable:
                         with pa.ipc.new_stream(sink, batch.schema) as writer:
                             writer.write_batch(batch)
                         places[part].append((start, sink.tell() - start))
+                        # An insert that is not trusted may find its row at the target, and then overwrites
+                        # it.
                         self._takes[part] |= not self._trusts or bool((cut.op != INSERT).any())
         return places
 
     def _batch(self, start: int, length: int) -> pa.RecordBatch:
+        # A handle for each read: several threads read parts at once, and a handle has one place.
         with self._file.open("rb") as file:
             file.seek(start)
             return pa.ipc.open_stream(pa.py_buffer(file.read(length))).read_next_batch()
@@ -137,6 +140,7 @@ def split(changes: Changes, keys: Sequence[str], parts: int) -> Iterator[Changes
     old = parts_of(changes.old.select(keys), parts)
     moves = key_changed(changes, keys) & (new != old)
     where = np.where(changes.op == DELETE, old, new)
+    # Stable, because a repeated step must write each part with the same rows in the same order.
     order = np.argsort(where, kind="stable")
     ends = np.searchsorted(where[order], np.arange(parts + 1))
     moved = np.flatnonzero(moves)
@@ -177,6 +181,7 @@ def _numbers(values: pa.Array) -> Hashes:
         return wide
     if not pa.types.is_binary(values.type):
         values = values.cast(pa.string()).cast(pa.binary())
+    # A checksum and not `hash`, which gives another number in each process.
     return np.fromiter((zlib.crc32(value or b"") for value in values.to_pylist()), np.uint64, len(values))
 
 

@@ -36,6 +36,7 @@ class Alignments:
             why = f"another partition has {other[0]!r} at {other[1]} as epoch {mark.epoch}"
             self._verdict.violated(Rule.ALIGNED, state, offset, ts, why, mark.table)
         for epoch in known:
+            # Without an earlier mark here, those of lower epochs may have come before the check began.
             expected = before is not None and before < epoch < mark.epoch
             if expected and self._has_rows(state, epoch):
                 why = f"the mark of epoch {epoch} is on another partition alone"

@@ -109,6 +109,7 @@ class Ddls:
 
     def take(self, state: Partition, ddl: DdlMessage) -> None:
         """Take a DDL of a partition."""
+        # With the text, because several DDLs may have one ts.
         key = ddl.ts, state.topic, ddl.query
         known = self._ddls.get(key)
         if known is None:
@@ -123,6 +124,7 @@ class Ddls:
             why = "DDL of this protocol belongs on partition 0 alone"
             self._verdict.violated(Rule.DDL_MISSING, state, ddl.offset, ddl.ts, why, table)
         highest = state.highest if self._strict else state.table_highest.get(table, 0)
+        # A DDL up to there may be the repetition of one that is not known here.
         sure = ddl.ts > max(state.began, self._forgotten)
         late = ddl.ts < state.resolved or (self._strict and ddl.ts == state.resolved)
         if not sure:
@@ -152,6 +154,7 @@ class Ddls:
                 if wanted and state.topic == ddl.topic and number not in ddl.partitions:
                     self._verdict.violated(Rule.DDL_MISSING, state, -1, ddl.ts, why)
         if len(self._ddls) > DDLS:
+            # Half at once, because looking for those that are checked costs a pass over all.
             for key in [key for key, ddl in self._ddls.items() if ddl.checked][: DDLS // 2]:
                 self._forgotten = max(self._forgotten, key[0])
                 del self._ddls[key]

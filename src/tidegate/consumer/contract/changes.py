@@ -63,6 +63,8 @@ class Changes:
             if row is None or not ts:
                 found.unjudged[Unjudged.KEYLESS if ts else Unjudged.UNTIMED] += 1
                 continue
+            # 64 bits in place of the row's key, which may be long. Two changes that collide would count as a
+            # repetition.
             change = hash((row, ts, rows.op[i]))
             first_place = first_places.get(change)
             if first_place is not None:

@@ -150,6 +150,7 @@ class TopicCheck:
         for bad in decoded.bad:
             if bad.reduced_ts is not None:
                 self._verdict.unjudged[Unjudged.REDUCED] += 1
+            # The message that defines it may be before the place where the check began.
             elif bad.unknown is not None and state.began:
                 self._verdict.unjudged[Unjudged.UNDEFINED] += 1
             else:

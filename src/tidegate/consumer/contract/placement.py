@@ -154,6 +154,7 @@ class Placement:
                 unknown[i] |= values is None or not self._strict_null
                 text = b"null"
             else:
+                # The producer hashed the original bytes, which the message has lost.
                 unknown[i] |= isinstance(value, str) and BROKEN in value
                 text = value_text(kind, value)
             states[i] ^= crc32(name + text)

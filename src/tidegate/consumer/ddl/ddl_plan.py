@@ -146,6 +146,7 @@ def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: 
     why = "rows move between two tables without row events, and "
     if held is None or other is None or held.info is None:
         return [Refuse(f"{why}one of the two is not at the target: it is filtered out, or had no row yet")]
+    # TiDB exchanges the two physical ids, so the id that has left the partitioned table is the partition's.
     gone = set(table_info.physical_ids(held.info)) - set(table_info.physical_ids(after))
     if len(gone) != 1:
         return [Refuse(f"{why}{len(gone)} partitions of {held.name} have left it, not one")]
@@ -153,12 +154,14 @@ def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: 
     # from rows.
     if [(c.name, c.type) for c in held.columns] != [(c.name, c.type) for c in other.columns]:
         return [Refuse(f"{why}their columns differ at the target")]
+    # Rows without a key have an id of the consumer's own (`ROWID`), which rows with a key lack.
     if bool(held.keys) != bool(other.keys):
         return [Refuse(f"{why}only one of them has a key at the target")]
     if held.soft_delete or other.soft_delete:
         # They are at the target alone: they could have the key of a row that moves, or belong to no partition
         # that it moves to.
         return [Refuse(f"{why}deleted rows that were kept (--soft-delete) are in one of them")]
+    # Later DDLs find the plain table by the id that the partition had.
     (new_id,) = gone
     info = other.info | {"id": new_id} if other.info is not None else None
     other = replace(other, table_id=new_id, version=event.finished_ts, info=info)
@@ -168,6 +171,7 @@ def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: 
         chosen = members(held.info, held, gone)
     except NotComputable as error:
         return [Refuse(f"{why}{error}")]
+    # The mounter writes this text, so the words are exactly these, and the last ones.
     validated = not event.query.endswith(WITHOUT_VALIDATION)
     return [
         # First, because the exchange may mark this definition: rows may be in a partition to which they do
@@ -266,6 +270,7 @@ def _same_columns(held: Definition, after: Definition, sources: tuple[Source, ..
 def _in_place(held: Definition, after: Definition, sources: tuple[Source, ...]) -> bool:
     kept, added = sources[: len(held.columns)], sources[len(held.columns) :]
     return (
+        # Rows without a key are compared by their whole content, so a new column changes each of them.
         bool(held.keys)
         and bool(after.keys)
         and _same_columns(held, Definition(*_head(after, len(kept))), kept)

@@ -74,6 +74,7 @@ def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> li
     name, text, action = (message.schema, message.table), without_comments(message.query), message.action
     moves = _MOVES_BY_ACTION.get(action) if action is not None else None
     moves = moves or next((what for statement, what in _MOVES_ROWS.items() if statement.match(text)), None)
+    # Before all others: a DROP PARTITION that passed as an ALTER would leave the partition's rows for ever.
     if moves is not None:
         return [Refuse(f"{moves} without row events, and the message has no header that describes the table")]
     if (schema := _DROP_SCHEMA.match(text)) is not None:
@@ -86,6 +87,7 @@ def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> li
     if action == DROP_TABLE or _DROP_TABLE.match(text):
         return [Drop(*name)] if name in known else [Nothing("not here")]
     if (action == TRUNCATE_TABLE or _TRUNCATE.match(text)) and name in known:
+        # The columns are those from before: a TRUNCATE changes none, and the message has none.
         return [Create(replace(known[name], version=message.ts))]
     held = known.get(name)
     if held is not None and held.info is None and (action == MODIFY_COLUMN or _MODIFY.match(text)):

@@ -26,6 +26,8 @@ class Rewriter:
         schema = self._made.arrow_schema
         arrays = [self._column(batch, source) for source in self._sources]
         if not self._made.keys:
+            # A table that loses its key needs an id for each row from now on, otherwise equal rows would be
+            # one.
             arrays.append(self._row_ids(batch))
         self._rows += batch.num_rows
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -56,6 +58,7 @@ class Rewriter:
     def _row_ids(self, batch: pa.RecordBatch) -> pa.Array:
         if ROWID in batch.schema.names:
             return batch.column(ROWID).cast(pa.string())
+        # Unique in the table: other ids begin with a partition's number, and no other DDL has this version.
         return pa.array(
             [f"ddl{self._made.version}-{self._rows + at}" for at in range(batch.num_rows)], pa.string()
         )

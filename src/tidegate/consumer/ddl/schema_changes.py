@@ -204,8 +204,10 @@ def _kept_info(base: dict[str, Any], event: DdlEvent, message: DdlMessage, *, ty
         if now is not None:
             _check_type(was, now, message, typed=typed)
             places[now.id] = len(columns)
+            # A column of the key must be NOT NULL at a database, whatever it was before.
             columns.append(_entry(held[was.id], upstream[now.id], typed=typed and now.id not in key))
             continue
+        # Checked when it was first gone; its entry has had a free id since then.
         if was.name in gone:
             columns.append(held[was.id])
             continue

@@ -122,6 +122,7 @@ def _renamed(old: str, new: str, change: Sequence[SqlToken], text: _Text, hidden
         raise Refused(f"column {new} was {old}, which is left out, so that its values are not at the target")
     if hidden(old):
         return ""
+    # Under its new name the column gets no more values, so the old ones must not stay.
     if hidden(new):
         return f"DROP COLUMN `{old.replace('`', '``')}`"
     _check_unused(change, hidden)

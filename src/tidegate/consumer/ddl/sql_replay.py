@@ -400,4 +400,5 @@ class _StatementReader:
             for at, token in enumerate(kept)
         ]
         text = "".join(pieces).strip()
+        # A CHECK was all that it would have added.
         return "" if text in ("ADD", "ADD COLUMN") else text

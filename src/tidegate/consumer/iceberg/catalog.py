@@ -62,6 +62,7 @@ class DiskCatalog(SqlCatalog):
             try:
                 found = connection.execute(text(_TABLES), {"n": NAME}).all()
             except OperationalError:
+                # A catalog to which nothing was written has no such table; all other errors are real ones.
                 if inspect(connection).has_table("iceberg_tables"):
                     raise
                 return {}

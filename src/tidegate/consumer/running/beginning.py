@@ -56,6 +56,7 @@ class Beginning:
         # First of all, because it fences earlier consumers: a position that is read before that may still
         # move.
         held, rules = self.target.recover(), self.settings.rules.given
+        # An interrupted write is completed as it was planned, so its rules must be the same, too.
         for kept in filter(None, (held, self.target.begun)):
             check_same_rules(kept, rules, str(self.address))
             self.applier.selection.know(kept.sources)
@@ -68,6 +69,8 @@ class Beginning:
             self.applier.ddl_floors.know(held.ddl_floors)
         if held is not None and held.epoch:
             for name in held.topics:
+                # The Resolved that announced these partitions is before the stored offsets, so it is not read
+                # again.
                 self.offsets.written[name] = sum(place_of(held.topics, p)[0] == name for p in held.partitions)
         partitions = self.attempts.patiently(self.offsets.partitions)
         if held is not None and not self.topic.by_offset:

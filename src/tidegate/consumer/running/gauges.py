@@ -56,6 +56,7 @@ class Gauges:
 
     def update(self, progress: Progress) -> None:
         """Take a report of the driver."""
+        # One assignment: a scrape on another thread finds a report with its own time, never with another's.
         self._last = progress, self._now_ms()
 
     def render(self) -> bytes:

@@ -69,6 +69,7 @@ def partitions_of(
             applied=0 if flow.by_offset else at.get(number, none).applied,
             offset=at.get(number, none).offset,
             read=read,
+            # The end was asked for before the last fetch, which may have read beyond it.
             end=max(read, ends.get(number, 0)),
             marked=not flow.by_offset,
         )
@@ -78,6 +79,7 @@ def partitions_of(
 
 def seconds_behind(ts: int, now_ms: int) -> float:
     """How old a ts is by this machine's clock; never negative."""
+    # The ts is of upstream's clock, which may be ahead of this machine's.
     return max(0.0, (now_ms - physical_ms(ts)) / 1000)
 
 

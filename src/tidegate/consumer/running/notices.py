@@ -38,6 +38,8 @@ class Notices:
     def set_aside(self, part: Fetched) -> None:
         """Quarantine messages that cannot be decoded, with their bytes and their places."""
         name, partition = self._topic.place(part.partition)
+        # In place of a row's number, -1 means the message as a whole. A restart fetches it again, and it is
+        # quarantined once.
         bad = [
             message
             for message in part.bad

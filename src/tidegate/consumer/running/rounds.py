@@ -85,6 +85,8 @@ class FetchRounds:
         with TemporaryDirectory(dir=self._staging) as staged:
             found = fetcher.fetch(self._topic, ranges, Path(staged)) if ranges else []
         for part in found:
+            # A fetch that failed proves nothing. A partition without rows is looked at again only when its
+            # end has moved.
             if not (part.messages or part.trouble or part.outage):
                 self._without_rows[part.partition] = ends[part.partition]
         return {p: 0 if self._without_rows.get(p) == end else end for p, end in ends.items()}

@@ -227,6 +227,7 @@ class StallDetector:
         )
 
     def _empty(self, now: float) -> InvalidInput | None:
+        # Without any message nothing has moved, so `_moved` is the start, or the end of an outage.
         if self._counts.messages or not self._fresh or now - self._moved < STALL_S:
             return None
         return InvalidInput(
@@ -237,6 +238,7 @@ class StallDetector:
         )
 
     def _stalled(self, now: float) -> InvalidInput | None:
+        # 0: some partition had no watermark yet, for which there are other signs.
         if not self._lowest or now - self._moved < STALL_S:
             return None
         behind = [number for number, seen in self._partitions.items() if seen.watermark == self._lowest]

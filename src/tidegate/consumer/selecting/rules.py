@@ -122,6 +122,7 @@ class NamePattern:
         if not self.star:
             return "" if lower(name) == lower(self.before) else None
         end = len(name) - len(self.after)
+        # The two ends must not share characters of the name: `aa*a` does not match `aa`.
         fits = len(self.before) <= end and (
             (lower(name[: len(self.before)]), lower(name[end:])) == (lower(self.before), lower(self.after))
         )

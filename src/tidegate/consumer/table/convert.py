@@ -80,8 +80,10 @@ def target_type(mysql_type: int, *, unsigned: bool, binary: bool, flen: int, dec
     if mysql_type in _SIGNED:
         return (_UNSIGNED if unsigned else _SIGNED)[mysql_type]
     if mysql_type in (DECIMAL, 0):
+        # 38 digits are the most of a Delta decimal, and TiDB has up to 65. Text keeps the value exact.
         return pa.decimal128(flen, max(decimal, 0)) if 0 < flen <= 38 else pa.string()
     if mysql_type == BIT:
+        # 64 bits do not fit a signed integer, and Delta has no unsigned ones.
         return pa.decimal128(20, 0) if flen >= 64 else pa.int64()
     if mysql_type in STRINGS:
         return pa.binary() if binary else pa.string()
@@ -127,6 +129,7 @@ def unknown_members(wire: pa.Array, column: TargetColumn) -> pa.Array | None:
     if column.mysql_type == SET and count >= 64:
         return None
     most = count if column.mysql_type == ENUM else (1 << count) - 1
+    # A NULL is no member, so it is no unknown one either.
     found = pc.fill_null(pc.greater(wire, pa.scalar(most, wire.type)), False)
     return found if pc.any(found).as_py() else None
 
@@ -184,6 +187,7 @@ def _converted(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Los
 def _names(wire: pa.Array, column: TargetColumn) -> pa.Array:
     if column.mysql_type == ENUM:
         # Number 0 is the empty text, which MySQL keeps for a value that is no element.
+        # A number beyond the elements raises IndexError, which `to_target` reports with the column.
         return pa.array(["", *column.elems]).take(wire.cast(pa.int64()))
     elems = column.elems
 
@@ -272,6 +276,7 @@ def _as_text(wire: pa.Array, losses: Losses) -> pa.Array:
         try:
             return raw.decode()
         except UnicodeDecodeError:
+            # Once for each distinct text of a batch, because each is converted once.
             losses.bad_texts += 1
             return raw.decode(errors="replace")
 

@@ -185,6 +185,7 @@ def grown(held: Definition, seen: Sequence[WireColumn], version: int) -> Definit
     """
     columns = {column.name: column for column in held.columns}
     notes = list(held.guessed)
+    # A known key stays: the rows at the target are found by it.
     keys = held.keys or tuple(wire.name for wire in seen if wire.key)
     seen = [replace(wire, key=wire.name in keys) for wire in seen]
     for column, wire in zip(guess(held.schema, held.table, seen, version).columns, seen, strict=True):
@@ -247,6 +248,7 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 def _guessed_type(wire: WireColumn) -> pa.DataType:
     unsigned = pa.types.is_unsigned_integer(wire.type)
     binary = pa.types.is_binary(wire.type)
+    # A message does not say how many bits a BIT has; 64 need a decimal.
     if wire.mysql_type == 16:
         return pa.decimal128(20, 0)
     return target_type(wire.mysql_type, unsigned=unsigned, binary=binary, flen=-1, decimal=-1)

@@ -62,6 +62,7 @@ class Change:
         return (
             before.kind is after.kind is Kind.STRING
             and before.charset == after.charset
+            # A CHAR loses the spaces at the end of its text.
             and (after.mysql_type != _CHAR or before.mysql_type == _CHAR)
             and 0 <= before.flen <= after.flen
         )
@@ -92,6 +93,7 @@ def known_zone(text: str) -> tzinfo | None:
 
 def converted(held: pa.Array, change: Change, column: TargetColumn, losses: Losses) -> pa.Array:
     """The target's values in the type of `column`, converted as TiDB does; Undecodable where that fails."""
+    # NULL is a value here, because `cast` refuses one that becomes a NOT NULL TIMESTAMP.
     encoded = pc.dictionary_encode(held, null_encoding="encode")
     plain = _plain(change.before)
     # Only the distinct values, because TiDB's conversion is computed one value at a time.
@@ -100,6 +102,7 @@ def converted(held: pa.Array, change: Change, column: TargetColumn, losses: Loss
         for value in encoded.dictionary.to_pylist()
     ]
     wire = pa.array(values, WIRE_TYPES.get(change.after.kind, pa.string()))
+    # `cast` returns TIMESTAMPs in UTC, whatever the zone of the session was.
     return to_target(wire, column, "UTC", losses).take(encoded.indices)
 
 

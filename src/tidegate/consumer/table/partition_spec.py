@@ -186,6 +186,7 @@ def _field(rule: str, text: str) -> PartitionField:
     if found is None:
         return PartitionField(_unquoted(text.strip()))
     name, inside = found[1].lower(), found[2]
+    # Spark's and Iceberg's SQL also write `years`, `days` and so on.
     transform = next((one for one in Transform if name in (one, f"{one}s")), None)
     if transform is None or name == "identitys":
         raise _unreadable(rule, f"there is no transform {found[1]}")

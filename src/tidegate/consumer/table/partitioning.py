@@ -170,12 +170,14 @@ def _call_operand(function: str, column: TargetColumn) -> _Operand:
     def value(batch: pa.RecordBatch) -> pa.Array:
         held = batch.column(column.name)
         if pa.types.is_string(held.type):  # part of the key
+            # The text has a year even if no calendar has the day, and TiDB's YEAR reads it.
             if function == "year":
                 return pc.utf8_slice_codeunits(held, 0, 4).cast(pa.int64())
             held = moments(held, on_calendar(column).type)
         if function == "year":
             return pc.year(held)
         if function == "to_days":
+            # A safe cast would refuse a time of day; the days before 1970 need no rounding of their own.
             days = held.cast(pa.date32(), safe=False).cast(pa.int32()).cast(pa.int64())
             return pc.add(days, DAYS_TO_1970)
         return pc.floor_temporal(held, unit="second").cast(pa.timestamp("s", tz="UTC")).cast(pa.int64())
@@ -313,6 +315,7 @@ def _hash(definitions: Sequence[Any], at: int, operands: Sequence[_Operand]) -> 
 
     def mask(batch: pa.RecordBatch) -> Mask:
         value = operand.of(batch)
+        # Arrow's division of integers cuts towards zero as Go's does; Python's would round down.
         rest = pc.subtract(value, pc.multiply(pc.divide(value, count), count))
         return pc.fill_null(pc.equal(pc.abs(rest), at), at == 0)
 
