@@ -194,6 +194,7 @@ class _Encoding:
 def _grown(job: Int64s, data: Bytes) -> Bytes:
     """A larger buffer with a copy of what is written so far; the job then points to it."""
     used, need = int(job[job_kernels.J_OUT // 8]), int(job[job_kernels.J_NEED // 8])
+    # By half at least: a block of many large values would otherwise be copied for each of them.
     larger = buffer(max(len(data) + len(data) // 2, used + need))
     larger[:used] = data[:used]
     job[job_kernels.J_DATA // 8], job[job_kernels.J_ROOM // 8] = address(larger), len(larger) - PAD
@@ -264,6 +265,7 @@ MAX_PLANS: Final = 16
 
 def plan_of(table: TableSchema, options: CodecOptions, build_ms: int) -> EncodePlan:
     """The plan of a table version, made once and kept as long as the table object exists."""
+    # The build time has a place of fixed size in the plan's constants.
     digits = len(str(build_ms))
     plans = _plans.setdefault(table, {})
     plan = plans.get((options, digits))

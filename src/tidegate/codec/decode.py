@@ -202,6 +202,7 @@ class BatchDecoder:
             one = _TemplatedTable(key, shape, templates, sum(template.size for template in templates))
             self._known[key] = one
             self._size += one.size
+            # The newest stays, however large: without templates each of its rows would be decoded plainly.
             while len(self._known) > MAX_TEMPLATES or (self._size > TEMPLATE_BYTES and len(self._known) > 1):
                 self._size -= self._known.popitem(last=False)[1].size
         if found:

@@ -328,6 +328,7 @@ def codec_options(settings: Mapping[str, str | int | bool]) -> CodecOptions:
         typed = _typed(option, value, str(known[option].type))
         if option in own:
             given[own[option].name] = typed
+        # TiCDC ignores options of other protocols, so a URI that is made for it must still be accepted.
         elif typed != known[option].default and (option in _STRICT or typed is True):
             others = [c.name for c in CODECS.values() if option in _options(c.options)]
             raise _refuse(
@@ -350,6 +351,7 @@ def _typed(name: str, value: str | int | bool, kind: str) -> str | int | bool:
             raise _refuse(name, value, "it is a switch", "use true or false")
         return text == "true"
     if kind == "int":
+        # `isdigit` is also true of other scripts' digits. Numbers of 18 digits fit 64 bits.
         if not text.isascii() or not text.isdigit() or len(text) > 18:
             raise _refuse(name, value, "it is a count", "use a positive number")
         return int(text)

@@ -165,6 +165,7 @@ class _BytePool:
 def _default(column: Column, pool: _BytePool) -> tuple[int, int, int]:
     try:
         return FROM_DEFAULT, *pool.cell(value.missing(column))
+    # Only rows that lack the column are faulty then; all others have a value of their own.
     except Undecodable:
         return NO_DEFAULT, 0, NULL
 

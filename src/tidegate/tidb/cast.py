@@ -117,6 +117,7 @@ def _to_year(value: Value, before: Column, after: Column, zone: tzinfo) -> int:
     short = before.kind in _TEXT and len(_text(value)) != 4 and _text(value).strip().startswith("0")
     if year == 0 and not short:
         return 0
+    # A year of two digits is one of 1970 to 2069, as in MySQL.
     year = year + 2000 if 0 <= year <= 69 else year + 1900 if 70 <= year <= 99 else year
     return _clip(year, *_YEARS) if year >= 0 else 0
 
@@ -142,6 +143,7 @@ def _to_float(value: Value, before: Column, after: Column, zone: tzinfo) -> floa
         most = 10.0 ** (after.flen - after.decimal) - 10.0**-after.decimal
         scaled = number * 10.0**after.decimal
         if math.isfinite(scaled):
+            # `round` takes halves to the even digit, as TiDB's types.RoundFloat (math.RoundToEven) does.
             number = round(scaled) / 10.0**after.decimal
         number = max(min(number, most), -most)
     if after.unsigned and number < 0:
@@ -321,6 +323,7 @@ def _to_set(value: Value, before: Column, after: Column, zone: tzinfo) -> int:
     keys = [_collated(elem, after.collate) for elem in after.elems]
     wanted = [_collated(name, after.collate) for name in names.split(",")]
     if all(key in keys for key in wanted):
+        # A set, because a name that comes twice in the text counts once.
         return sum({1 << keys.index(key) for key in wanted})
     number = _as_written(names)
     return number if 0 <= number <= every else 0

@@ -104,6 +104,7 @@ def _number(within: dict[str, Any], name: str, missing: int | None = None) -> in
     found = within.get(name)
     if not found and missing is not None:
         return missing
+    # `type`, not `isinstance`: JSON's true is an int in Python.
     if type(found) is not int or not 0 <= found < 1 << 63:
         raise ValueError(f"{name} is no number that TiDB writes")
     return found

@@ -156,6 +156,7 @@ class _Parts:
 
 
 def _split(value: bytes) -> _Parts:
+    # A value of version 1 may be as short; only its second byte shows the version.
     if len(value) <= _SHORT and value[1:2] != bytes([_VERSION]):
         return _Parts(_from_plain(value)) if len(value) >= 8 else _Parts()
     tail = value[0]

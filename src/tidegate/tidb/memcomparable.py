@@ -98,6 +98,7 @@ def encode_uvarint(value: int) -> bytes:
 def read_uvarint(data: bytes, start: int) -> tuple[int, int]:
     """The LEB128 number at `start`, and its end."""
     value = 0
+    # Ten groups of 7 bits hold 64 bits; an eleventh would be more than the number has.
     for i, byte in enumerate(data[start : start + 10]):
         value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:

@@ -165,4 +165,5 @@ def _is_stored(table: TableSchema, at: int, stored: row.Stored) -> bool:
             column.kind is Kind.STRING
             and string.needs_restored_data(column.mysql_type, column.charset, column.collate)
         )
+    # A NULL may be left out only if a row without the column means NULL, too.
     return stored is not None or column.default is not None or column.origin_default is not None

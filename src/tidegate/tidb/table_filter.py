@@ -60,6 +60,7 @@ def is_system_schema(name: str) -> bool:
 
 def lower(name: str) -> str:
     """As Go's `strings.ToLower`: each character becomes one character."""
+    # One character for one, as Go's strings.ToLower does; Python's `lower` makes two of some (İ).
     return name.lower() if name.isascii() else "".join(sign.lower()[:1] for sign in name)
 
 
@@ -159,6 +160,7 @@ class TableFilter:
                 break
             fits = _by_distinct(rule.schema, schemas) & open_
             at = np.flatnonzero(fits)
+            # Only for tables whose schema fits, because an expression costs time for each name.
             fits[at] = rule.table.matches([tables[i] for i in at])
             passes |= fits & rule.positive
             open_ &= ~fits

@@ -197,6 +197,7 @@ def _clock(found: re.Match[str]) -> int | None:
         hour, minute, second = int(first) + 24 * int(days or 0), int(minutes or 0), int(seconds or 0)
     if minute > 59 or second > 59:
         return None
+    # The seventh digit decides whether the microseconds are rounded up.
     tail = (frac or "").ljust(7, "0")
     micros = (hour * 3600 + minute * 60 + second) * 10**6 + int(tail[:6]) + (tail[6] >= "5")
     micros = min(micros, _LONGEST)

@@ -36,6 +36,7 @@ def encode(value: float) -> bytes:
 
 def to_float32(value: float) -> float:
     """The nearest 32-bit float, as a Python float; infinity beyond its range."""
+    # Infinity is the wanted result, and numpy would warn about it.
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 
@@ -67,6 +68,7 @@ def fixed_text(value: float, *, single: bool) -> str:
     sign = "-" if math.copysign(1, value) < 0 else ""
     if value == 0:
         return sign + "0"
+    # A 32-bit float has fewer shortest digits: 0.1 widened to 64 bits would be 0.10000000149011612.
     digits, exponent = digits32(abs(value)) if single else digits64(abs(value))
     if exponent <= 0:
         return f"{sign}0.{'0' * -exponent}{digits}"

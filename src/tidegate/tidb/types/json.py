@@ -76,6 +76,7 @@ class _JsonReader:
     def claim(self, start: int, size: int) -> bytes:
         """The bytes of a part; every byte of a document belongs to one part only."""
         part = self.data[start : start + size]
+        # `left` is the budget of the whole document, so parts that overlap run out of it.
         self.left -= size
         if len(part) != size or self.left < 0:
             raise Undecodable("a JSON value is cut", why=f"a part of {size} bytes at {start}")
@@ -128,6 +129,7 @@ class _JsonReader:
                 why=f"more than {MAX_DEPTH} levels",
             )
         count, size = struct.unpack("<II", self.claim(start, 8))
+        # Not claimed as a whole: the keys and values within it claim their own bytes.
         if size > len(self.data) - start:
             raise Undecodable("a JSON value is cut", why=f"a container of {size} bytes at {start}")
         named = code == OBJECT

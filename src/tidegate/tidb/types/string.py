@@ -48,6 +48,7 @@ def sort_key(data: bytes, collate: str, where: str = "") -> bytes:
     if collate in _PADDED:
         return data.rstrip(b" ")
     if collate in _ENCODED:
+        # A byte that is not UTF-8 becomes a character that the charset lacks, so `?` in the key.
         return encoded(data.rstrip(b" ").decode(errors="surrogateescape"), collate)
     if collate in weights.KNOWN:
         return weights.of(collate).key(data if collate in _NO_PAD else data.rstrip(b" "))

@@ -11,6 +11,7 @@ from tidegate.tidb.types import float as floats
 
 def elements(data: bytes) -> tuple[float, ...]:
     """The elements as Python floats."""
+    # The first test matters: fewer bytes would be read as a small dimension.
     if len(data) < 4 or len(data) != 4 + 4 * int.from_bytes(data[:4], "little"):
         raise Undecodable("a vector is cut", why=f"{len(data)} bytes")
     return struct.unpack(f"<{(len(data) - 4) // 4}f", data[4:])

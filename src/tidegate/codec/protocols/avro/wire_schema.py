@@ -125,7 +125,7 @@ def _field(found: Any, *, nested: bool) -> Field:
 
 def _split(allowed: str) -> tuple[str, ...]:
     """Split the elements of an enum or set at their commas; an escaped comma belongs to an element."""
-    # NUL stands for an escaped comma during the split, so the text itself must have none.
+    # NUL is the mark of an escaped comma during the split, so the text itself must have none.
     parts = [part.replace("\0", ",") for part in allowed.replace("\0", "").replace("\\,", "\0").split(",")]
     return tuple(parts)
 
