@@ -152,6 +152,7 @@ def _write_aside(directory: Path, name: str, content: bytes) -> None:
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+    # The name must be durable, too: a message is sent next that says where the file is.
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -80,6 +80,7 @@ def lock_file(path: Path, mode: int = 0o644) -> int:
 
     Raises BlockingIOError if another process has the lock, and OSError if it cannot be opened or locked.
     """
+    # The lock belongs to the open file, so a program that inherited the descriptor would keep it.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,6 +127,8 @@ class Ballast:
         with self._lock:
             try:
                 self._fill(self._folder / BALLAST)
+                # A disk with less space than the ballast counts as full, so that the warning comes before a
+                # write fails.
                 full = free_bytes(self._folder) < self._size
             except DiskFull:
                 full = True
@@ -152,4 +155,5 @@ class Ballast:
         if path.exists() and path.stat().st_size == self._size:
             return
         with writing(path), path.open("wb") as file:
+            # Blocks and not only a length, because a sparse file reserves nothing.
             os.posix_fallocate(file.fileno(), 0, self._size)

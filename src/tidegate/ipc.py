@@ -91,6 +91,7 @@ class FramedSocket:
     def ended(self) -> bool:
         """Whether the other end is gone and nothing more can be received."""
         try:
+            # Looked at and not taken, because a message that waits there belongs to `receive`.
             return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
             return False
@@ -100,6 +101,7 @@ class FramedSocket:
     def close(self) -> None:
         """Close the connection; a blocked `receive` returns None."""
         try:
+            # `close` alone would not wake a thread that is blocked in `recv`.
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return

@@ -296,6 +296,7 @@ def warm() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name in KERNEL_MODULES:
             import_module(name).warm()
+        # Last, so that a process that is killed before leaves nothing that counts as complete.
         (folder / COMPLETE).write_text(_state())
     for older in folder.parent.glob("kernels-*"):
         if older != folder:

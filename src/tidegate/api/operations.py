@@ -130,6 +130,7 @@ async def delete_gc_safepoint(request: Request) -> Response:
     """
     await body_of(request)
     capture = capture_of(request)
+    # -1 is the history of upstream as a whole; each keyspace has a hold of its own.
     for scope in {-1, *capture.node.histories}:
         service = service_id(capture.cluster, capture.node.holder, scope)
         await asyncio.to_thread(capture.pd.hold_history, service, 0, 0, scope)

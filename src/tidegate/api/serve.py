@@ -46,6 +46,7 @@ class _Server(uvicorn.Server):
 def stop_on_signals() -> asyncio.Event:
     """An event that SIGTERM and SIGINT set; call it in the main thread's loop."""
     stop = asyncio.Event()
+    # A handler of the loop, because one of `signal` would not wake a loop that waits.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop

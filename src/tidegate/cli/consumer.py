@@ -270,6 +270,7 @@ def run(
 
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
+        # Only noted: the job looks between two steps, so that no write is cut off.
         signal.signal(number, lambda number, _frame: stopping.append(number))
     if mode not in set(Mode):
         raise typer.BadParameter(f"'{mode}' is not one of row, transaction", param_hint="--mode")

@@ -52,6 +52,8 @@ def peek(
             print(f"topic {topic.name} has no messages", file=sys.stderr)
         elif shown == bad > 1:
             print(f"nothing here is {topic.options.protocol}: is protocol=... right?", file=sys.stderr)
+    # The reader of the pipe, such as `head`, has enough. Python would print an error to standard error when
+    # it flushes its output at the end, so that is closed.
     except BrokenPipeError:
         sys.stderr.close()
     except TidegateError as error:

@@ -70,6 +70,7 @@ def _reported() -> Iterator[None]:
     with reported():
         try:
             yield
+        # Closed, because Python would print an error there when it flushes its output at the end.
         except BrokenPipeError:
             sys.stderr.close()
         except OSError as error:

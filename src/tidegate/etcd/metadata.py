@@ -101,6 +101,7 @@ class EtcdMetadata:
             try:
                 return self.client.try_txn(request)
             except Unanswered:
+                # The attempt may have been carried out, so a guard that fails next may be our own write.
                 state[0] = True
                 raise
 

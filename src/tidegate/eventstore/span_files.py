@@ -141,6 +141,7 @@ class SpanFiles:
             batches = list(reader.merged([Segment(self._folder, s) for s in chosen], 0, resolved))
             low, high = segment.ends(batches[0])[0], segment.ends(batches[-1])[1]
             info = self._write(batches, sum(b.num_rows for b in batches), low, high)
+        # A merge needs space before it frees any; until then the small files serve as well.
         except DiskFull:
             return []
         except DamagedSegment as found:
@@ -211,6 +212,7 @@ class SpanFiles:
         )
         try:
             self.write_manifest(manifest, ())
+        # No manifest names the new names, so a restart would remove the files under them.
         except DiskFull:
             for old, new in zip(taken, named, strict=True):
                 (self._folder / new.file).rename(pulled._folder / old.file)

@@ -42,6 +42,7 @@ class TsoStream:
         known.requests.put(pdpb.TsoRequest(header=pdpb.RequestHeader(cluster_id=cluster_id), count=count))
         try:
             answer = known.answers.get(timeout=CALL_TIMEOUT_S)
+        # The stream ends with it: on the same one, the late answer would be taken for the next request's.
         except queue.Empty:
             self.close()
             raise Retryable(

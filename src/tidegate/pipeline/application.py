@@ -132,6 +132,7 @@ class Workers:
 
 def started(open_spark: Callable[[], SparkSession]) -> SparkSession:
     """Open a session. If that takes longer than `STARTS_S`, end this process: its supervisor restarts it."""
+    # The start waits within PySpark for the JVM, where nothing else could interrupt it.
     late = threading.Timer(STARTS_S, os._exit, (1,))
     late.daemon = True
     late.start()

@@ -61,6 +61,7 @@ def run(
             failed.append(error)
             ended.set()
 
+    # Python runs handlers of signals in the main thread, so that thread only waits.
     threading.Thread(target=work, name="host", daemon=True).start()
     ended.wait()
     error = failed[0] if failed else over[0]

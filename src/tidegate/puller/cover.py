@@ -46,6 +46,7 @@ def cover(pd: PdClient, wanted: Sequence[Span]) -> Iterator[tuple[int, list[Foun
         try:
             page = pd.scan_ranges(_joined([span for _, span in left]), REGIONS_PER_CALL)
             served = _served(pd, page)
+        # The caller asks again later for what is not covered; the parts that were found can begin meanwhile.
         except Retryable:
             for number, span in left:
                 yield number, [Uncovered(span)]

@@ -189,7 +189,9 @@ class Capture:
         self.cluster = await self._wait_for_pd()
         paths = Paths(options.data_dir, store_dir(options.data_dir, self.cluster))
         await asyncio.to_thread(paths.rename_earlier)
+        # One thread, so that transactions are committed in the order in which they were asked for.
         disk = ThreadPoolExecutor(1, thread_name_prefix="metadata")
+        # Without waiting: a write to a dead disk may never return.
         stack.callback(disk.shutdown, False)
         ballast = Ballast(options.data_dir)
         ballast.keep(options.clock.now_ms())

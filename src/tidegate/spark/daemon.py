@@ -41,6 +41,7 @@ def serve(preload: Sequence[str]) -> None:
             import_module(name)
         import_module("tidegate.kernel").load_compiled()
         gc.collect()
+        # Forked workers share these pages until they write to them, and a collection writes to each object.
         gc.freeze()
         keep_freed_memory()
         # Spark asks its workers to end. A stopped worker never handles that and would keep its memory

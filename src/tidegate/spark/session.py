@@ -183,6 +183,7 @@ def _errors_to(log: Path | None) -> Iterator[None]:
     ours = os.dup(2)
     try:
         with log.open("wb") as file:
+            # The descriptor and not `sys.stderr`, because the JVM inherits descriptors.
             os.dup2(file.fileno(), 2)
         yield
     finally:

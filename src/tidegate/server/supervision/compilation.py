@@ -36,6 +36,7 @@ async def compile_kernels() -> None:
     )
     try:
         _, errors = await process.communicate()
+    # A start that is cancelled must not leave a process behind that compiles for minutes.
     except BaseException:
         process.kill()
         await process.wait()

@@ -336,6 +336,7 @@ def delete_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
     try:
         admin.delete_topics([topic], **limits)[topic].result(DELETE_TIMEOUT_S + 1)
     except KafkaException as error:
+        # It is gone: an earlier attempt has deleted it, and its answer was lost.
         if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise unreachable(uri, error) from error
 
@@ -360,6 +361,7 @@ def _create_all(admin: AdminClient, uri: SinkUri, topics: list[NewTopic]) -> Non
             try:
                 answer.result(CALL_TIMEOUT_S)
             except KafkaException as error:
+                # It exists: another capture has created it, or the answer to an earlier attempt was lost.
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise Retryable(
                         f"topic '{name}' could not be created", where=uri.bootstrap, why=str(error)

@@ -33,6 +33,7 @@ class Front:
         host, _, port = address.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
+        # Without it a restart could not use the same port while old connections are in TIME_WAIT.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._listener.bind((host.strip("[]"), int(port)))
@@ -46,6 +47,7 @@ class Front:
         name = f"tidegate-{os.getpid()}-{secrets.token_hex(8)}"
         self.grpc, self.http = f"{name}-grpc", f"{name}-http"
         self._stopping = threading.Event()
+        # The kernel closes the pipe however this process ends, and then the relay ends, too.
         self._life, self._end = os.pipe()
         self._child: subprocess.Popen[bytes] | None = None
         self._supervisor = threading.Thread(target=self._supervise, name="pd front", daemon=True)

@@ -70,6 +70,7 @@ class StatusServer:
 
     def stop(self) -> None:
         """Stop serving."""
+        # `shutdown` waits for the loop to end, and would wait for ever if it was never started.
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()

@@ -254,6 +254,7 @@ class Relay:
         except OSError:
             return
         client.setblocking(False)
+        # Frames of gRPC are small, and Nagle's algorithm would hold them back until the peer's next ACK.
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(self, client)
         self._connections.add(connection)
