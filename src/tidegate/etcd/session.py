@@ -47,6 +47,7 @@ class LocalLease:
         if ttl_s <= 0:
             self.gone = True
         else:
+            # From the moment of sending: etcd counts from the arrival of the request, which is later.
             self.until = max(self.until, sent + ttl_s * (1 - MARGIN))
 
     def holds(self, now: float) -> bool:

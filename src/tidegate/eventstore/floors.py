@@ -252,6 +252,7 @@ class FloorPage:
         ids = entries[:, 0].tolist()
         self._entries = entries
         self._places = {_name(number): place for place, number in enumerate(ids) if place and number}
+        # Backwards, because `pop` takes the last one: low places keep the writes of `_write` short.
         self._unused = [place for place in range(len(ids) - 1, 0, -1) if not ids[place]]
 
     def get(self, span_id: str) -> tuple[Timestamp, int]:

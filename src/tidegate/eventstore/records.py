@@ -155,6 +155,8 @@ class RecordFile:
     def wants_base(self) -> bool:
         """Whether the next write must be a base."""
         seen = self._seen
+        # Appends as large as the base pay for the next one, so on average a write costs about twice its
+        # bytes.
         return seen is None or seen.end - self._base_bytes > max(self._base_bytes, TAIL_MIN)
 
     def begin(self, base: bytes) -> int:

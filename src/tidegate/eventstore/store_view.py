@@ -236,6 +236,7 @@ def pending(manifest: Manifest, after: Timestamp, upto: Timestamp) -> tuple[int,
     rows, size, first, last = 0, 0, upto, after
     for _, block, limit in _blocks(manifest, after, upto):
         share = _share(block, after, limit)
+        # At least one, because a sum of 0 would mean that there are certainly no rows.
         rows += max(1, round(block.rows * share))
         size += max(1, round(block.bytes * share))
         first = min(first, max(block.min_ts, after + 1))

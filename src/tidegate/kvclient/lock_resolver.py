@@ -339,4 +339,5 @@ def _expired(lock: kvrpcpb.LockInfo, now: int) -> bool:
 
 
 def _left_ms(start_ts: int, ttl_ms: int, now: int) -> int:
+    # At least 1, because 0 would mean that no lock blocks any more.
     return max(1, timestamp.physical_ms(start_ts) + ttl_ms - timestamp.physical_ms(now))

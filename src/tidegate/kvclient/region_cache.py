@@ -137,6 +137,7 @@ class RegionCache:
         if known >= 0 and self._regions[known].epoch_version > region.epoch_version:
             return
         first = bisect_right(self._starts, region.start_key) - 1
+        # The region that begins before may reach into this one; if it does not, the next is the first.
         if first < 0 or not _overlaps(self._regions[first], region):
             first += 1
         last = first

@@ -104,6 +104,7 @@ class Snapshot:
             if errors:
                 self._resolve_locks(errors, backoff)
                 continue
+            # Large values may be only in a part of the span, so pages grow again.
             self._page_max = min(2 * self._page_max, PAGE_MAX)
             pairs = [(bytes(p.key), bytes(p.value)) for p in response.pairs]
             size = sum(len(key) + len(value) for key, value in pairs)

@@ -81,6 +81,7 @@ def _tile(
     """The parts from the start of `span` up to the first gap, and the rest from there (None: no gap)."""
     parts: list[Found] = []
     rest: Span | None = span
+    # The region that begins before the range may reach into it.
     for limits, region in regions[max(bisect_right(starts, span.start) - 1, 0) :]:
         part = span.intersect(limits)
         # A gap: PD's answer may lack a region that is being split or merged at this moment.

@@ -129,6 +129,7 @@ class RangeLock:
 
     def _holders(self, bounds: Span) -> list[_Holder]:
         """The holders of locks that overlap `bounds`, in key order."""
+        # The lock that begins before `bounds` may reach into it.
         first = max(bisect_right(self._held_at, bounds.start) - 1, 0)
         last = bisect_left(self._held_at, bounds.end) if bounds.end else len(self._held)
         return [h for h in self._held[first:last] if _overlap(h.bounds, bounds)]
@@ -147,6 +148,7 @@ class RangeLock:
             if span.start > high:
                 break
             high, last = b"" if span.end == b"" else max(high, span.end), last + 1
+        # Free ranges next to it may reach beyond the region that is being locked.
         wide = Span(low, high).intersect(limits)
         assert wide is not None
         return wide

@@ -57,6 +57,7 @@ def hold(pd: PdClient, ts: int, seconds: int) -> str:
     """
     # A name for each read: the end of one read must not release the history that another one needs.
     service = f"tidegate-read-{uuid.uuid4().hex[:12]}"
+    # One below, because the history is complete only above a safepoint.
     least = pd.update_service_gc_safepoint(service, seconds, ts - 1)
     if least > ts - 1:
         pd.update_service_gc_safepoint(service, 0, 0)

@@ -69,6 +69,7 @@ def iceberg_type(of_type: pa.DataType, element_id: int = 0) -> IcebergType:
 
 def iceberg_schema(columns: pa.Schema) -> Schema:
     """The columns of a new table."""
+    # The elements of lists have ids of their own, which come after those of all columns.
     fields = [
         NestedField(at + 1, field.name, iceberg_type(field.type, len(columns) + at + 1), required=False)
         for at, field in enumerate(columns)

@@ -88,6 +88,7 @@ def in_info(info: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _index(index: dict[str, Any], key: set[int]) -> dict[str, Any]:
+    # A deleted row that comes back replaces the one that was kept, which is found by its key.
     stays = index["is_primary"] or {part["offset"] for part in index["idx_cols"]} == key
     parts = [part | {"offset": part["offset"] + 1} for part in index["idx_cols"]]
     return index | {"idx_cols": parts, "is_unique": bool(index["is_unique"] and stays)}

@@ -133,6 +133,7 @@ class Incarnations:
                 return
             one.error = error
             name = one.spec.changefeed
+            # The counts only order the next starts, so nothing is lost but that order.
             if len(self._failed) >= FAILED_MAX:
                 self._failed.clear()
             self._failed[name] = self._failed.get(name, 0) + 1

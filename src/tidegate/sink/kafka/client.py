@@ -283,6 +283,7 @@ def widen_topic(uri: SinkUri, kafka: KafkaConfig, wanted: int) -> None:
         return
     asked = admin.create_partitions([NewPartitions(uri.topic, wanted)], operation_timeout=CALL_TIMEOUT_S)
     try:
+        # A second more than the call may take, so that its own error, which says more, comes first.
         asked[uri.topic].result(CALL_TIMEOUT_S + 1)
     except (KafkaException, TimeoutError) as error:
         code = error.args[0].code() if isinstance(error, KafkaException) else None

@@ -93,6 +93,7 @@ def slices(files: Sequence[Bounded]) -> list[tuple[int, int, bool]]:
     found: list[tuple[int, int, int]] = []
     ends = [(one.low, one.high) for one in files if one.low is not None and one.high is not None]
     if len(ends) < len(files):  # another tool has written files without bounds
+        # A slice less, because the end of the last one must fit 63 bits.
         ends = [(0, 2**63 - 1 - SLICE)] * len(files)
     for first, last in sorted(ends):
         low, high, count = first // SLICE * SLICE, (last // SLICE + 1) * SLICE, 1
