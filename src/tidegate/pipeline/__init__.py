@@ -6,5 +6,5 @@ Spark's workers).
 Rooms, in reading order: `host` (which work is due, and which worker gets it), `worker` (what a worker does;
 `stages` has the pure functions from block to block), `exchange` (messages and files between control process,
 host and workers), `remote` (workers on other machines). Outside this folder, only spark/, consumer/, tables/,
-verify/ and two commands of cli/ use Spark.
+verify/ and one command of cli/ use Spark.
 """
