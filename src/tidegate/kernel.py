@@ -109,6 +109,7 @@ def _load(bits: int, signed: bool = False) -> Callable[[int], int]:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             word = ir.IntType(bits)
             value = builder.load(builder.inttoptr(args[0], word.as_pointer()))
+            # Without this LLVM may assume that the address is a multiple of the word's size.
             value.align = 1
             return value
 
@@ -209,6 +210,8 @@ def copy_exact(target: int, source: int, length: int) -> None:
         while i + 32 <= length:
             copy32(target + i, source + i)
             i += 32
+        # The last word overlaps what was copied: that saves a loop over bytes, and nothing outside is
+        # touched.
         if i < length:
             copy32(target + length - 32, source + length - 32)
     elif length >= 8:
@@ -237,6 +240,7 @@ def compare_bytes(left: int, left_length: int, right: int, right_length: int) ->
     while i + 8 <= shorter:
         x, y = load_u64(left + i), load_u64(right + i)
         if x != y:
+            # Swapped, because the first byte in memory is the lowest of a loaded word.
             return -1 if bswap64(x) < bswap64(y) else 1
         i += 8
     while i < shorter:
@@ -298,6 +302,7 @@ def warm() -> None:
             import_module(name).warm()
         # Last, so that a process that is killed before leaves nothing that counts as complete.
         (folder / COMPLETE).write_text(_state())
+    # Each state of the sources has a folder of its own, and nothing else removes them.
     for older in folder.parent.glob("kernels-*"):
         if older != folder:
             shutil.rmtree(older, ignore_errors=True)

@@ -258,6 +258,7 @@ def _plan(table: TableSchema, columns: tuple[int, ...]) -> npt.NDArray[np.int64]
         lines = []
         for i in columns:
             column, name = table.columns[i], table.columns[i].name.encode()
+            # This undoes the final inversion, so that `hash_rows` can continue with the value.
             register = crc32(name) ^ FULL
             lines.append([i, _FORMS[column.kind], max(column.decimal, 0), register, crc32(name + b"null"), 0])
         plans[columns] = np.array(lines, dtype=np.int64)

@@ -102,6 +102,7 @@ def _compare_in_ts(table: I64, left: int, right: int) -> int:
     y = load_u64(table[right >> BLOCK_SHIFT, START] + 8 * (right & ROW_MASK))
     if x != y:
         return -1 if x < y else 1
+    # Before the key: a row that frees a unique key must come before the row that takes it.
     p, q = _class(table, left), _class(table, right)
     if p != q:
         return p - q

@@ -95,6 +95,7 @@ def minima(spans: int, heads: I64, chunks: I64, chunk_least: U64, stale: I64, le
             continue
         stale[span] = 0
         found, chunk = FREE, heads[span]
+        # Each chunk keeps its minimum, so a span costs a step for each chunk and not for each mark.
         while chunk >= 0:
             found = min(found, chunk_least[chunk])
             chunk = chunks[chunk, K_NEXT]

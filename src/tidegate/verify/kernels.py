@@ -66,6 +66,7 @@ def fold_fixed(row_count: int, data: int, width: int, validity: Validity, column
             else:
                 state = step(state, U64(load_u8(at)))
         else:
+            # A NULL is folded with its column, so that NULLs of different columns do not look alike.
             state = step(state, U64(2 * column))
         store_u64(states + 8 * i, state)
     return row_count

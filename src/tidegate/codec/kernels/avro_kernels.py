@@ -144,6 +144,8 @@ FACTORS: Final = MappingProxyType({BYTES: 1, JSON: 8, VECTOR: 16})
 @inline
 def put_varint(out: int, value: int) -> int:
     """An int or long, zigzag: at most 10 bytes."""
+    # The signed shift gives all ones for a negative number. As U64 the rest then falls to 0, so the loop
+    # ends.
     rest = U64((value << 1) ^ (value >> 63))
     while rest > U64(0x7F):
         store_u8(out, I64(rest & U64(0x7F)) | 0x80)
@@ -168,6 +170,7 @@ def put_bit(out: int, value: int, least: int) -> int:
     while size < 8 and U64(value) >> U64(8 * size) != U64(0):
         size += 1
     store_u8(out, 2 * size)
+    # All eight bytes are stored, of which `size` count; the next value overwrites the others.
     store_u64(out + 1, bswap64(U64(value) << U64(64 - 8 * size)))
     return out + 1 + size
 
@@ -185,6 +188,7 @@ def put_enum(out: int, index: int, names: int, count: int) -> int:
 @inline
 def put_set(out: int, mask: int, names: int, count: int) -> int:
     """The names of a mask's elements, separated by commas; bits without an element are left out."""
+    # Avro has the size first, so the names are added up before any is written. The first has no comma.
     size = -1
     for bit in range(count):
         if U64(mask) >> U64(bit) & U64(1) != U64(0):
@@ -215,6 +219,7 @@ def put_checksum_members(out: int, job: int, op: int, row: int) -> int:
     """Text, boolean and int: at most 22 bytes. For a delete it is the sum of the old image."""
     found = checksum_of(job, row)
     if found == 0:
+        # An empty text, false and the version 0 are three zero bytes; the fourth is overwritten.
         store_u32(out, 0)
         return out + 3
     out = put_short_text(
@@ -364,6 +369,7 @@ def encode_avro(job: int) -> int:
         start = put_members(key, job, 0, op, row) if keyed else key
         valued = load_i64(pieces + RUN_BYTES * op + RUN_SIZE) > 0
         out = put_members(start, job, op, op, row) if valued else start
+        # Compared with the bytes that were written, because the bound above is only an upper limit.
         if out - key > limit:
             store_u64(job + J_NEED, out - key + RECORD_OVERHEAD)
             status = TOO_LARGE

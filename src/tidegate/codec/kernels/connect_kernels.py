@@ -168,6 +168,7 @@ def put_raw_text(out: int, addr: int, size: int) -> int:
             short = LOWER_R
         elif byte == TAB:
             short = LOWER_T
+        # Letters, quote and backslash are above SPACE; other controls have no short escape.
         if short >= SPACE:
             store_u16(out, BACKSLASH | (short << 8))
             out += 2

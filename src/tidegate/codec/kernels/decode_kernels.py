@@ -118,6 +118,7 @@ def read_integer(word: int, size: int, unsigned: bool, wanted: int) -> tuple[Any
         good = False
     if unsigned:
         return value, good and not negative
+    # Two's complement has one more negative number than positive ones.
     if value > (_MAX_NEGATIVE if negative else _MAX_NEGATIVE - U64(1)):
         good = False
     # The wrap-around is two's complement.
@@ -136,6 +137,7 @@ def read_text(out: int, word: int, size: int, mode: int, in_quotes: bool) -> int
     if word & IS_STRING == 0:
         return 0
     if mode in (BASE64, BASE64_TEXT):
+        # JSON may escape a `/`. No encoder does, so such a value is left to the plain decoder.
         done = take_base64(out, at, size) if word & ESCAPED == 0 else 0
         if mode == BASE64_TEXT and done != 0 and not is_utf8(out, done):
             return 0

@@ -202,6 +202,7 @@ def same_value(
     form: int, param: int, left: int, left_size: int, right: int, right_size: int, job: int
 ) -> bool:
     """Whether TiCDC considers two values of a column equal: it compares their texts."""
+    # NULL has the size -1, so this is true only if both are NULL.
     if left_size < 0 or right_size < 0:
         return left_size == right_size
     if form in (INT, UINT):
@@ -358,6 +359,7 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
                 length -= 1
             kept += 1
         if form == GROUP_END:
+            # A group without a changed column was never opened, so it is not closed either.
             if kept > 0:
                 out = put_const(out, source, length)
             kept = 0
@@ -415,6 +417,7 @@ def put_key(out: int, job: int, op: int, row: int) -> int:
     last = piece + PIECE_BYTES * load_i64(pieces + RUN_SIZE)
     while piece < last:
         form = load_i64(piece + P_FORM)
+        # 1 for all other pieces, because they are never left out.
         handle = load_i64(load_i64(job + J_HANDLE) + 8 * row) if form == ROW_ID else 1
         if handle != 0:
             out = put_const(out, load_i64(piece + P_CONST), load_i64(piece + P_LENGTH))

@@ -115,6 +115,7 @@ def read_escape(at: int, end: int) -> tuple[int, int]:
     code = hex4(at + 2)
     if code < 0xD800 or code > 0xDFFF:
         return (code, 6) if code >= 0 else (-1, 0)
+    # A high surrogate needs a low one right after it: UTF-8 has no form for half of a pair.
     if code > 0xDBFF or end - at < 12 or load_u8(at + 6) != BACKSLASH or load_u8(at + 7) != LOWER_U:
         return -1, 0
     low = hex4(at + 8)
@@ -223,6 +224,7 @@ def unquote(start: int, end: int) -> int:
             out += 1
             at += 1
             continue
+        # 0 is no letter of an escape, so a backslash at the end is refused below.
         letter = I64(load_u8(at + 1)) if end - at > 1 else 0
         code = short_escape(letter)
         if code >= 0:
@@ -245,6 +247,7 @@ def unquote(start: int, end: int) -> int:
         elif letter == UPPER_U and end - at >= 10:
             high = hex4(at + 2)
             low = hex4(at + 6)
+            # U+10FFFF is the last character.
             if high < 0 or low < 0 or high > 0x10:
                 return 0
             out = put_utf8(out, (high << 16) | low)

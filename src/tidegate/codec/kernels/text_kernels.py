@@ -143,6 +143,7 @@ def put_escaped(out: int, byte: int, std: int) -> int:
         short = LOWER_R
     elif byte == TAB:
         short = LOWER_T
+    # Go 1.22 gave these two a letter in encoding/json; easyjson still writes `\u0008` and `\u000c`.
     elif std == 1 and byte == BACKSPACE:
         short = LOWER_B
     elif std == 1 and byte == FORM_FEED:
@@ -158,6 +159,7 @@ def put_wide(out: int, addr: int, room: int) -> tuple[int, int]:
     """A character that is not ASCII, as JSON: (new `out`, bytes read). Escapes U+2028/9 and bad UTF-8."""
     used = utf8_size(addr, room)
     if used < 0:
+        # One byte, as Go reads it: each byte of a damaged character becomes a U+FFFD of its own.
         return put_hex_rune(out, 0xFFFD), 1
     if used == 3 and I64(load_u16(addr)) == LINE_BREAK_LEAD:
         last = I64(load_u8(addr + 2))
@@ -217,6 +219,7 @@ def put_latin1(out: int, addr: int, size: int) -> int:
     for i in range(size):
         byte = I64(load_u8(addr + i))
         if byte >= NOT_ASCII:
+            # Both bytes of the character in UTF-8; the lower half of the word is the first one.
             store_u16(out, 0x80C0 | (byte >> 6) | ((byte & 0x3F) << 8))
             out += 2
         elif is_special(byte):
@@ -233,6 +236,7 @@ def put_base64(out: int, addr: int, size: int) -> int:
     whole = size - size % 3
     at = 0
     while at < whole:
+        # Twelve bits are two digits, which the table gives together.
         high = (I64(load_u8(addr + at)) << 4) | (I64(load_u8(addr + at + 1)) >> 4)
         low = ((I64(load_u8(addr + at + 1)) & 15) << 8) | I64(load_u8(addr + at + 2))
         store_u32(out, I64(_PAIRS[high]) | (I64(_PAIRS[low]) << 16))
@@ -244,6 +248,7 @@ def put_base64(out: int, addr: int, size: int) -> int:
     if size - whole == 2:
         first = I64(load_u8(addr + whole))
         second = I64(load_u8(addr + whole + 1))
+        # Only the first digit of the last pair counts: padding takes the place of the other.
         high = I64(_PAIRS[(first << 4) | (second >> 4)])
         store_u32(out, high | (I64(_PAIRS[(second & 15) << 8]) & 0xFF) << 16 | (EQUALS << 24))
         return out + 4
@@ -274,6 +279,7 @@ def put_go_hex(out: int, letter: int, code: int, digits: int) -> int:
 def put_quoted_ascii(out: int, byte: int, std: int) -> int:
     """An ASCII byte, escaped as by Go's strconv.Quote and then for JSON."""
     if byte == QUOTE or byte == BACKSLASH:
+        # Go's Quote puts a backslash before it, and JSON one before each of the two.
         store_u32(out, THREE_BACKSLASHES | (byte << 24))
         return out + 4
     if std and (byte == AMPERSAND or byte == LESS or byte == GREATER):
@@ -325,6 +331,7 @@ def put_vector(out: int, addr: int, size: int) -> int:
     """A cell of kind VECTOR, `[1,2.5]`: at most 16 * size bytes."""
     store_u8(out, OPEN_BRACKET)
     out += 1
+    # The first four bytes are the number of elements.
     for at in range(4, size - 3, 4):
         if at > 4:
             store_u8(out, COMMA)
@@ -352,4 +359,6 @@ def widened(bits: int) -> int:
             fraction <<= 1
             shift += 1
         return sign | ((897 - shift) << 52) | ((fraction & 0x7FFFFF) << 29)
+    # 896 is the difference of the exponents' biases (1023 and 127), 29 that of the fractions' bits (52 and
+    # 23).
     return sign | ((exponent + 896) << 52) | (fraction << 29)

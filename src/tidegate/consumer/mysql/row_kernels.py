@@ -85,6 +85,7 @@ _BYTE: Final = U64(8)
 @inline
 def zero_bytes(eight: Any) -> Any:
     """Not 0 exactly if one of eight bytes is 0."""
+    # A borrow may also mark bytes above a zero byte. Only whether there is any mark matters here.
     return (eight - _LOW) & ~eight & _HIGH
 
 

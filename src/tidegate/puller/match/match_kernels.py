@@ -443,6 +443,7 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
         elif kind == ERROR:
+            # One that is stopped has ended before, and its owner already has the reason.
             if registration_word(registrations, registration, REG_STATE) != np.uint64(STOPPED):
                 put_registration_word(registrations, registration, REG_STATE, np.uint64(STOPPED))
                 at, size = event_word(events, e, E_FIRST), event_word(events, e, E_SIZE)

@@ -376,6 +376,7 @@ def compact(work: Compaction) -> None:
     """
     old, new, registrations, victim, counts = work.old, work.new, work.registrations, work.victim, work.counts
     for registration in range(work.registration_count):
+        # Added up again below from the records that stay, so dropped ones need no subtraction.
         put_registration_word(registrations, registration, REG_OPEN, np.uint64(0))
     # No entry refers to a message here: a portion compacts before its rows are matched, and `keep` has run
     # since then.
@@ -436,6 +437,7 @@ def compact_waiting(old: int, new: int, registrations: int, registration_count: 
         # `_initialize` has applied the rows of a live registration, and the log has those of a spilled one.
         if registration_word(registrations, registration, REG_STATE) == np.uint64(SCANNING) and not spilled:
             copy_exact(new + to, old + at, size)
+            # The copy has the old link, which is an offset in the old arena.
             put_word(new + to, W_NEXT, np.uint64(0))
             if registration_word(registrations, registration, REG_HEAD) == np.uint64(0):
                 put_registration_word(registrations, registration, REG_HEAD, np.uint64(to + 1))

@@ -84,6 +84,7 @@ _RECORD_MARK = int.from_bytes(b"_r", "little")
 @inline
 def _id_hash(region: Any, request: Any) -> Any:
     """The hash of (region, request), for the index."""
+    # Multiplied before the XOR: both ids are small numbers, so the XOR of the ids alone is often the same.
     h = (region ^ (request * MIXER)) * MULTIPLIER
     return h ^ (h >> np.uint64(32))
 
@@ -154,6 +155,7 @@ def violate(registrations: int, registration: int, reason: int, commit: Any, not
 @inline
 def _is_record(key: int, size: int) -> bool:
     """As `keys.is_record`, for a key inside a range of tables."""
+    # `>`: a record has at least one byte of handle behind the mark.
     return size > _MARK_AT + 2 and load_u16(key + _MARK_AT) == _RECORD_MARK
 
 

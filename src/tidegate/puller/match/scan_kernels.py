@@ -205,6 +205,7 @@ def _scan_usual_row(at: int, end: int, rows: int, row: int) -> bool:
     # less than SLACK, and one comparison follows.
     if load_u8(at) == START_TAG:
         start, at = _wide_varint(at + 1)
+    # 0 means that the varint was malformed; it is no address to read from.
     if at != 0 and load_u8(at) == COMMIT_TAG:
         commit, at = _wide_varint(at + 1)
     if at == 0 or at > end:
@@ -244,6 +245,7 @@ def _scan_usual_row(at: int, end: int, rows: int, row: int) -> bool:
     put_row_word(rows, row, OLD_SIZE, old_size)
     put_row_word(rows, row, KIND, kind)
     put_row_word(rows, row, OP, op)
+    # A generation has a higher number than these fields, so a row with one has bytes left and is not here.
     put_row_word(rows, row, GENERATION, zero)
     put_row_word(rows, row, HASH, row_hash(start, key, i64(key_size)))
     return True
@@ -279,6 +281,7 @@ def _scan_row(at: int, end: int, rows: int, row: int) -> bool:
                 put_row_word(rows, row, OP, value & np.uint64(0xFFFFFFFF))
             elif field == _ROW_GENERATION:
                 put_row_word(rows, row, GENERATION, value)
+            # An expiry of 0 is protobuf's default: the row does not expire.
             elif field == _ROW_EXPIRY and value != np.uint64(0):
                 put_row_word(rows, row, OLD, np.uint64(first))
                 put_row_word(rows, row, OLD_SIZE, np.uint64(at - first))
@@ -387,6 +390,7 @@ def _scan_event(at: int, end: int, last: int, tables: ScanTables, event: int, ro
         put_event_word(events, event, E_FIRST, np.uint64(first))
         put_event_word(events, event, E_END, np.uint64(row))
     else:
+        # If rows were scanned, another member of the oneof replaced them; the next event takes their places.
         row = first
         if event_word(events, event, E_KIND) == np.uint64(ERROR):
             put_event_word(events, event, E_FIRST, np.uint64(start))
@@ -420,6 +424,7 @@ def _scan_resolved(at: int, end: int, events: int, event: int) -> bool:
             if at == 0 or size > np.uint64(end - at):
                 return False
             stop = at + i64(size)
+            # `resolve_many` reads the same bytes unchecked, so they are checked here.
             while at < stop:
                 _, at = read_varint(at, stop)
                 if at == 0:
@@ -445,6 +450,7 @@ def scan(messages: I64, tables: ScanTables, counts: int) -> int:
     e, n = 0, 0
     for m in range(messages.shape[0]):
         at, end = messages[m, 0], messages[m, 0] + messages[m, 1]
+        # Before the message is read, because every return below may be in the middle of it.
         put_int(counts, SCANNED_MESSAGE, m)
         while at < end:
             tag, at = read_varint(at, end)

@@ -214,6 +214,7 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
     # more.
     fits = True
     at = 0
+    # Both partial words are counted, even if they have no digits: their width is then 0.
     words = integer // 9 + frac // 9 + 2
     for i in range(words):
         width = 9
@@ -241,6 +242,7 @@ def small_unscaled(addr: int, integer: int, frac: int) -> int:
     """The digits of a decimal as one number; there are at most `_SMALL_DIGITS`."""
     at = addr + DECIMAL_HEAD
     flip = -1 if load_u8(at) & DECIMAL_PLUS == 0 else 0
+    # The bit of the sign is in the first word only, whichever that is.
     sign = DECIMAL_PLUS
     value = 0
     lead = integer % 9
@@ -274,6 +276,7 @@ def put_unscaled(out: int, addr: int, scale: int) -> bool:
     for _ in range(scale - frac):
         value *= 10
     store_u64(out, value)
+    # The signed shift fills the upper half with the sign.
     store_u64(out + UPPER_HALF, value >> 63)
     return True
 

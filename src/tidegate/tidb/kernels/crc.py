@@ -255,6 +255,7 @@ def crc_row_folded(value: int, size: int, tail: int, tail_size: int) -> int:
     if size < 16:
         return crc_bytes(crc_bytes(FULL, value, size), tail, tail_size) ^ FULL
     low, high = fold(FULL, value, size)
+    # The usual tail, an integer handle, joins the fold and needs no loop over bytes.
     if tail_size == 8:
         low, high = append_word(low, high, load_u64(tail))
         return I64(reduced(low, high)) ^ FULL

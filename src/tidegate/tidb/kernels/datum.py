@@ -219,6 +219,7 @@ def skip_datum(at: int, room: int, scratch: int) -> int:
         size = 8
     elif flag == FLAG_VARINT or flag == FLAG_UVARINT:
         size = read_uvarint(addr, room, scratch)
+    # FLAG_BYTES is missing here: memcomparable strings are in keys only.
     elif flag == FLAG_COMPACT_BYTES:
         used = read_uvarint(addr, room, scratch)
         size = unzigzag(load_i64(scratch))

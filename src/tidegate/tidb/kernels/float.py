@@ -168,6 +168,7 @@ def shortest64(bits: int) -> tuple[Any, int]:
     biased = (bits >> 52) & 0x7FF
     # An integer below 2**53 has neighbours less than 1 away, so its own digits are the shortest.
     if biased != 0:
+        # A subnormal number has no hidden bit, and the exponent of the smallest normal one.
         c = fraction | _HIDDEN64
         q = biased - 1075
         if -53 < q <= 0 and (c >> U64(-q)) << U64(-q) == c:
@@ -179,6 +180,8 @@ def shortest64(bits: int) -> tuple[Any, int]:
     closer = fraction == _ZERO and biased > 1
     # The floor of log10(2**q), or of log10(2**q * 3/4): exact for each q that a double or f32 can have.
     exponent = (q * 1262611 - (524031 if closer else 0)) >> 22
+    # 1741647 / 2**19 is log2(10): shifted so far, the word times the power has its integer part in the upper
+    # half.
     h = U64(q + ((-exponent * 1741647) >> 19) + 1)
     high = _HIGH[-exponent - _K_MIN]
     low = _LOW[-exponent - _K_MIN]
@@ -215,6 +218,7 @@ def shortest32(bits: int) -> tuple[Any, int]:
     else:
         c = fraction
         q = -149
+    # Not for the smallest normal number: the subnormal ones below it are as far apart as those above.
     closer = fraction == _ZERO and biased > 1
     exponent = (q * 1262611 - (524031 if closer else 0)) >> 22
     h = U64(q + ((-exponent * 1741647) >> 19) + 1)
@@ -324,6 +328,7 @@ def put_float_fixed(out: int, bits: int) -> int:
     if not is_finite(bits) or single_bits(bits & _MAGNITUDE) >= U64(0x7F800000):
         return put_zero(out)
     out = put_sign(out, bits)
+    # A double that is not 0 may be 0 as an f32.
     if single_bits(bits & _MAGNITUDE) == _ZERO:
         return put_zero(out)
     digits, exponent = shortest32(bits & _MAGNITUDE)
@@ -334,6 +339,7 @@ def put_float_fixed(out: int, bits: int) -> int:
 def put_go_json(out: int, digits: Any, exponent: int) -> int:
     """Go's `encoding/json`: fixed in [1e-6, 1e21), else with exponent (`1e+21`, `1e-7`)."""
     point = exponent + count_digits(digits)
+    # The limits of JavaScript's numbers as text, which encoding/json follows.
     if -6 < point <= 21:
         return put_fixed(out, digits, exponent)
     n = count_digits(digits)

@@ -138,6 +138,7 @@ def uvarint(addr: int, size: int) -> int:
 def core_ok(core: int) -> bool:
     """Whether a core time's fields are in range."""
     return (
+        # A day needs no test: its five bits end at 31, and a date need not be in the calendar.
         (core >> CORE_YEAR_AT) & CORE_YEAR_MASK <= 9999
         and (core >> CORE_MONTH_AT) & CORE_MONTH_MASK <= 12
         and (core >> HOUR_AT) & HOUR_MASK <= 23
@@ -223,6 +224,7 @@ def json_ok(addr: int, size: int, stack: int) -> bool:
             count = I64(load_u32(addr + at))
             heads = CONTAINER_HEAD + count * (_VALUE_ENTRY + (_KEY_ENTRY if code == OBJECT else 0))
             left -= heads
+            # `left` bounds all parts together; `room` keeps this one inside the document.
             if left < 0 or heads > room or I64(load_u32(addr + at + SIZE_AT)) > room:
                 return False
             push(stack, depth, at, (count << 1) | (1 if code == OBJECT else 0))
@@ -287,6 +289,7 @@ def put_scalar(out: int, code: int, addr: int) -> int:
     if code == LITERAL:
         return put_literal(out, I64(load_u8(addr)))
     if code == STRING:
+        # `json_ok` has found the length complete, so no room is compared here.
         used = uvarint_size(addr, 9)
         return put_quoted(out, addr + used, uvarint(addr, used))
     if code == INT64:

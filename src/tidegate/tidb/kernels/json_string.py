@@ -185,6 +185,7 @@ def put_quoted(out: int, addr: int, size: int) -> int:
             # Three bytes of text; the fourth is overwritten by the next write.
             store_u32(out, REPLACEMENT)
             out += 3
+            # `used` is negative, so this passes the damaged part.
             at -= used
             continue
         last = I64(load_u8(addr + at + 2)) if used == 3 else 0

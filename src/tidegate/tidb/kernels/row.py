@@ -177,6 +177,7 @@ def decode_rows(
         elif size > 0:
             op = UPDATED if old_size > 0 else INSERTED
         else:
+            # A put has at least one byte, even for a row without columns.
             wrong = HEADER_FAULT
         key, key_end = load_bounds(block.key_ends, row)
         key_size = key_end - key
@@ -207,6 +208,7 @@ def decode_rows(
             if wrong != 0:
                 # The offset of the fault counts in this image.
                 wrong |= image << FAULT_IMAGE_AT
+            # Only for an image without a fault: the row is set aside for that, whatever its sum says.
             elif out.outcomes != 0:
                 cell = 2 * row + image
                 carried, version_at = out.carried + 8 * cell, out.versions + cell

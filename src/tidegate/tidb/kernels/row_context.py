@@ -165,6 +165,7 @@ def put_missing(entry: int, table: Table, context: int, cells: RowCells) -> int:
     if load_i64(context + CONTEXT_DATUMS) == 0:
         put_cell(cells, cell, load_i64(context + CONTEXT_INT_HANDLE), 0)
         return 0 if load_i64(context + CONTEXT_KEY_SIZE) == INT_HANDLE_BYTES else KEY_FAULT
+    # Decoded once for both images, and only if a column is missing in one of them.
     if load_i64(context + CONTEXT_READY) == 0:
         if not decode_handle(table, context):
             return KEY_FAULT

@@ -108,6 +108,7 @@ def decode_v2(value: int, length: int, large: int, table: Table, context: int, c
     data = ends + filled * (4 if large else 2)
     # Not negative means that all lists are inside the value, so the loads below need no check of their own.
     room = value + length - data
+    # A flag above these two is of a later format, whose lists may be in other places.
     if room < 0 or flags > LARGE | CHECKSUM:
         return fault(HEADER_FAULT, FLAGS_AT)
     at = 0

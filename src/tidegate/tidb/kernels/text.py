@@ -234,6 +234,7 @@ def put_decimal(out: int, addr: int, length: int) -> int:
         word = decimal_word(digits, at, 4, flip)
         at += 4
         seen |= word
+        # Leading zeros have no text; from the first digit on each word has all nine.
         if out > start:
             out = put_nine(out, word)
         elif word != 0:
@@ -308,6 +309,7 @@ def put_datetime(out: int, packed: int, fsp: int) -> int:
     out = put_two(out + 1, (clock >> CLOCK_MINUTE_AT) & SIXTY_MASK)
     store_u8(out, COLON)
     out = put_two(out + 1, clock & SIXTY_MASK)
+    # 24 bits can hold more than six digits, and `put_fraction` takes no more.
     return put_fraction(out, (packed & MICRO_MASK) % 1000000, fsp)
 
 

@@ -38,6 +38,7 @@ from tidegate.tidb.kernels.packed_time import (
 from tidegate.tidb.types import temporal
 
 _DAY: Final = 86_400
+# Days since 1970: a year before the range of TIMESTAMP, and two after it ends in 2038.
 _FIRST_DAY: Final = -365
 _LAST_DAY: Final = 70 * 366
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -63,6 +64,7 @@ def zone_table(name: str) -> npt.NDArray[np.int64]:
     zone = temporal.zone(name)
     before = _offset(zone, _FIRST_DAY * _DAY)
     periods = [(-(1 << 62), before)]
+    # At most one change of offset a day is assumed, so the ends of a day show whether it has one.
     for day in range(_FIRST_DAY, _LAST_DAY):
         after = _offset(zone, (day + 1) * _DAY)
         if after != before:
@@ -106,6 +108,7 @@ def epoch_days(packed: int) -> int:
     months = days >> DATE_MONTHS_AT
     year = months // 13
     month = months - year * 13
+    # Years from March on, as in `packed_of_seconds`.
     if month <= 2:
         year -= 1
         month += 12
