@@ -38,6 +38,7 @@ class AccessToken:
         """The first line of a file. Raises InvalidInput, which does not quote it."""
         try:
             with path.open(encoding="ascii") as file:
+                # With a limit: the path may be that of a large file, by mistake.
                 secret = file.readline(2 * CHARACTERS.stop).strip()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not ASCII"

@@ -78,11 +78,13 @@ class ClaimStorage:
 
         Raises Retryable if it does not exist or cannot be read, because it may come back.
         """
+        # The location comes from a message, and must not lead out of the storage.
         name = location.rpartition("/")[2]
         if not name or name in (".", ".."):
             raise self._unread(location, "the message names no object")
         try:
             with self._opened().open_input_file(f"{self._root}/{name}") as source:
+                # Before it is read: an object that is no message could fill the memory.
                 if source.size() > MAX_OBJECT:
                     raise self._unread(name, f"it has {source.size()} bytes, more than any message")
                 found: bytes = source.read()

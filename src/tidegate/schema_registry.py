@@ -97,6 +97,7 @@ class HttpRegistry:
             if status >= 500 or status in ILL:
                 why = f"it answered {status}{_reason(found)}"
                 continue
+            # A proxy's 404 has no error_code. Only the registry itself can say that there is no such thing.
             if status == 404 and missing_is_none and isinstance(found, dict) and "error_code" in found:
                 return None
             if status != 200:

@@ -182,6 +182,7 @@ class _Encoding:
         )
         job[job_kernels.J_STACK // 8] = workspace.stack_at
         keys = rows * plan.key_bound if plan.framed else 0
+        # Only a guess: if it is too small the kernel stops with NEED_ROOM, and continues in a larger buffer.
         guess = int(np.bincount(self._block.op, minlength=4)[:4] @ plan.typical) + variable + variable // 2
         size = keys + guess + plan.most_fixed + 16 * largest
         room = self._room

@@ -171,6 +171,7 @@ class EncodePlan:
         self.spare.append(bound)
 
     def _bound(self) -> Bound:
+        # A copy with spare bytes at its end, because kernels copy constants 32 bytes at a time.
         data = buffer(len(self.constants))
         data[: len(self.constants)] = np.frombuffer(self.constants, dtype=np.uint8)
         pieces, base = self.pieces.copy(), address(data)
@@ -240,6 +241,7 @@ class Writer:
         piece[piece_kernels.P_TAIL // 8 : piece_kernels.P_ONLY_CHANGED // 8] = ends
         self.rooms[-1] = shape.room + len(null)
         if long:
+            # A short text has 7 bytes at most; a longer one goes to the constants.
             piece[piece_kernels.P_OPEN // 8 :] = [len(self.constants), len(null)]
             self.constants += null
             self.waiting = len(self.constants)

@@ -43,6 +43,8 @@ def peek(
             for message in take(reader, BATCH, 0.2):
                 received = time.monotonic()
                 error = message.error()
+                # The end of a partition comes as an error too; without `follow` the loop waits for one of
+                # each.
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
                 number = topic.number(message.topic(), message.partition())

@@ -137,6 +137,7 @@ def _begun(topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int]) -> 
     lost = [p for p, start in starts.items() if start > 0]
     if not lost:
         return {}
+    # If a partition has no message left, all that is known is that the lost ones are not from the future.
     found = dict.fromkeys(lost, compose(int(time.time() * 1000)))
     reader = Consumer(topic.settings())
     try:

@@ -64,6 +64,7 @@ class EtcdMetadata:
             found += [_key_value(one) for one in page.kvs]
             if not page.more:
                 return found
+            # All pages at the revision of the first one: a change in between must not be seen by half.
             revision = revision or int(page.header.revision)
             at = page.kvs[-1].key + b"\0"
 
@@ -81,6 +82,8 @@ class EtcdMetadata:
             answers = self.client.try_txns(requests)
             for one, request, answer in zip(group, requests, answers, strict=True):
                 if isinstance(answer, Unanswered):
+                    # The same request: the revisions with which it compares show whether the first attempt
+                    # was carried out.
                     outcomes.append(self._through(one, request, unsure=True))
                     continue
                 outcome = self._judge(one, answer, unsure=False)

@@ -244,6 +244,8 @@ class FloorPage:
         wrong = _checks(entries) != entries[:, 3]
         if wrong.any():
             self.damage = f"the check of {int(wrong.sum())} entries does not match their bytes"
+            # They count as free: until its span is published again the manifest's own floor counts, which is
+            # lower.
             entries[wrong] = 0
         self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         self._lay_out(entries)

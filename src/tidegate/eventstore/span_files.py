@@ -231,6 +231,8 @@ class SpanFiles:
             bad = found.damaged()
             if not bad:
                 nothing = Damage(self._span, file, frozenset(), info.last_ts, info.last_ts)
+                # No block is bad but its directory is: readers of some tables would miss rows, so it counts
+                # as damaged.
                 return nothing if found.misplaced(directory_kernels.tables_of) else None
         except (DamagedSegment, FileNotFoundError):
             bad = list(range(len(info.blocks)))

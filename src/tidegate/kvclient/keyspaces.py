@@ -80,6 +80,7 @@ class Keyspaces:
             return found
 
         found = self._calls.call("GetAllKeyspaces", attempt).keyspaces
+        # The list may begin with a larger id.
         return next((_keyspace(each) for each in found if each.id == keyspace_id), None)
 
 

@@ -205,6 +205,7 @@ class LockResolver:
             if fate.live:
                 live += LiveTransactions(len(members), start_ts)
                 continue
+            # An end is final, so later pages need not ask again. A live transaction may have ended by then.
             ended[start_ts] = fate
             self.clear(start_ts, fate.commit_ts, [lock.key for lock in members], backoff)
         return live

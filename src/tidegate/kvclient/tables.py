@@ -48,6 +48,7 @@ def tables_from_meta(
             schemas[int(meta.field[3:])] = _schema_name(value)
         elif meta.name.startswith(b"DB:") and meta.field.startswith(b"Table:"):
             infos.append((int(meta.name[3:]), table_info.parse(value, where=f"meta key {key.hex()}")))
+    # After the loop: `DB:` sorts before `DBs`, so the tables came before the names of their schemas.
     tables = [
         table_info.table_schema(schemas[schema_id], info, ts)
         for schema_id, info in infos

@@ -114,6 +114,7 @@ def parse(data: Packed, cache: Parsed) -> Image:
     view = memoryview(data)
     if len(view) < _HEAD or view[:4].tobytes() != MAGIC:
         raise Undecodable("a schema snapshot is damaged", why="it does not begin as one", fix=_FIX)
+    # The format before the checksum: another format may have its checksum over other bytes.
     version = int.from_bytes(view[4:8], "little")
     if version != FORMAT:
         raise Undecodable("a schema snapshot has an unknown format", why=f"version {version}", fix=_FIX)

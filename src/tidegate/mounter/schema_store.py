@@ -117,6 +117,7 @@ class SchemaStore:
                 store._add_schema(value, ts)
             elif meta.name.startswith(b"DB:") and meta.field.startswith(b"Table:"):
                 tables += store._read(_number(meta.name[3:]), value, ts)
+        # Only now: `DB:` sorts before `DBs`, so the tables came before the schemas that they belong to.
         for table in tables:
             store._add(table)
         if empty:

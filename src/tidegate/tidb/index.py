@@ -224,6 +224,7 @@ def encode(
         _cut(row_cells[offset], columns[offset], length)
         for offset, length in zip(index.columns, index.lengths, strict=True)
     ]
+    # NULLs are not equal to each other, so a unique index needs the handle in the key of such an entry.
     distinct = index.unique and all(cell is not None for cell in cells)
     datums = [
         datum.NULL if cell is None else record.key_datum(table, columns[offset], cell)

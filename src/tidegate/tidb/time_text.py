@@ -148,6 +148,8 @@ def of_number(number: int) -> str | None:
     """The date and time of `YYYYMMDD`, `YYMMDD` or either with `hhmmss`; None if it is not valid."""
     if number <= 0:
         return None
+    # As in MySQL's `number_to_datetime`: a year of two digits below 70 is of this century, others of the
+    # last.
     if 101 <= number <= 691231:
         number = (number + 20000000) * 10**6
     elif 700101 <= number <= 991231:

@@ -164,6 +164,7 @@ class Collector:
             stored = cursor.key()
             key = stored[: -keys.TS_BYTES]
             if key != now:
+                # Oldest first, as above: without its tombstone an older pair would be seen again.
                 yield from reversed(found)
                 now, kept, found = key, False, []
             if keys.version_of(stored) <= safe_point:

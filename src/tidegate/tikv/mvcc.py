@@ -246,6 +246,8 @@ def _lock_fields(data: bytes) -> _LockFields:
         elif tag == b"F":
             conflict = True
         else:
+            # As in TiKV (`components/txn_types/src/lock.rs`): fields are in a fixed order, and an unknown one
+            # ends the parsing.
             break
     keys = None if secondaries is None else tuple(secondaries)
     return (
@@ -401,5 +403,7 @@ def _write_fields(data: bytes, at: int) -> tuple[bool, int | None, int, int, int
         elif tag == b"S":
             source, at = read_var_u64(data, at)
         else:
+            # As in TiKV (`components/txn_types/src/write.rs`): fields are in a fixed order, and an unknown
+            # one ends the parsing.
             break
     return overlapped, fence, last_ts, last_versions, source

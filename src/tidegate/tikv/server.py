@@ -221,6 +221,7 @@ class EmbeddedUpstream:
             if self._stopping.is_set():
                 return
             self._stopping.set()
+        # Faults first: a request that waits because of one would keep its server from ending.
         self.faults.clear()
         self.faults.stopping.set()
         self.tso.thaw()
@@ -232,6 +233,7 @@ class EmbeddedUpstream:
         for node in list(self._shared.nodes.values()):
             node.stop()
         self._collector.stop()
+        # Before the raftstore stops: the last requests still propose commands to it, and wait for them.
         for each in ended:
             each.wait()
         self._raftstore.stop()

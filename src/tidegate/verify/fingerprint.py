@@ -47,6 +47,7 @@ def _fold(column: pa.Array, at: int, states: U64s) -> None:
     """Fold a column into the states. The kernels read Arrow's buffers by address."""
     n, of_type = len(column), column.type
     if pa.types.is_floating(of_type):
+        # 0 and -0 are equal for SQL, but have other bits.
         column = _without_negative_zero(column)
     valid, *buffers = column.buffers()[:3]
     validity = kernels.Validity(address(valid) if column.null_count else 0, column.offset)

@@ -115,6 +115,7 @@ class TableFiles:
                 rows = sum(map(len, left.values()))
                 if not rows:
                     removed.append(file)
+                # Small, or mostly about files that are gone: worth joining with others.
                 elif file.file_size_in_bytes < SMALL_BYTES or 2 * rows < file.record_count:
                     _part(parts, file).due.append((file, left))
         for part in parts.values():

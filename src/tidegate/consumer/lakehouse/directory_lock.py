@@ -44,6 +44,7 @@ def directory_lock(root: Path, check: Callable[[], None]) -> Iterator[None]:
             fix="choose a --target directory that can be made and written",
         ) from error
     try:
+        # Only under the lock: until then the file has the number of the process that holds it.
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield

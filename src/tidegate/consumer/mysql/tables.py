@@ -130,6 +130,8 @@ def alterations(
             parts.append(f"ADD COLUMN {quoted(column.name)} {first}{place}")
             order.insert(at, column.name)
             continue
+        # `order` is how the columns are after the changes so far: a column that is in its place needs no
+        # move.
         moved = order[at] != source
         if moved:
             order.remove(source)

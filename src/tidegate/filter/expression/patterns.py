@@ -47,10 +47,12 @@ def _parts(signs: list[str], stop: str, collate: str) -> list[Part]:
     at = 0
     while at < len(signs):
         sign = signs[at]
+        # At the end of a pattern the escape character is a plain character, as in TiDB.
         if stop and sign == stop and at + 1 < len(signs):
             at += 1
             parts.append(key(signs[at]))
         elif sign == "%":
+            # `%%` matches what `%` does, so one part is enough (as in TiDB's `CompilePattern`).
             parts += [] if parts and parts[-1] is ANY else [ANY]
         else:
             parts.append(ONE if sign == "_" else key(sign))

@@ -48,6 +48,7 @@ def keep_misencoded(access: Access, span: str, encoded: Encoded) -> None:
     """
     if not encoded.misencoded:
         return
+    # Before the feed may stop: the reason refers to what the file has.
     access.set_aside([_misencoded(span, one) for one in encoded.misencoded])
     if access.spec.config.integrity.stops_at_misencoded:
         others = len(encoded.misencoded) - 1

@@ -166,11 +166,15 @@ class Matcher:
         changes: list[Change] = []
         for row in waiting:
             known = self._open.pop((row.start_ts, row.key), None) if row.kind == LogType.COMMIT else None
+            # A commit without a prewrite is no violation here: the scan has delivered its change as
+            # COMMITTED.
             if known is None:
                 continue
             try:
                 changes += self._emit(row, known)
             except BrokenContractError as broken:
+                # The waiting commits before this one were complete, and their changes come out, as in the
+                # kernel.
                 broken.changes = changes
                 raise
         for row in waiting:

@@ -170,6 +170,7 @@ def capture_name(data_dir: Path) -> str:
         found = file.read_text("ascii").strip()
     except FileNotFoundError:
         found = uuid.uuid4().hex[:12]
+        # Written before it is used: keys in the metadata have this name, and it must survive a restart.
         replace_file(file, found.encode())
     if len(found) != 12 or not set(found) <= set("0123456789abcdef"):
         raise InvalidInput(

@@ -268,6 +268,8 @@ class SchemaTracker:
                 )
                 sent += [target_text.for_targets(event, one.charset, one.sql_mode) for event in passed]
         except TidegateError as stop:
+            # Kept in the batch instead of raised: the events before it must still be sent, and the spans
+            # followed.
             error = stop
         changed = frozenset().union(*(one.changed_ids for one in applied))
         added, removed = self._follow(ts, changed)
@@ -294,6 +296,7 @@ class SchemaTracker:
         added, removed, lacking = [], set(), dict[int, TableVersion]()
         version_at = self._shared.catalogue.store.version_at
         for physical_id in sorted(changed):
+            # All jobs of one ts are one step, so the version before it is the one that was valid at `ts - 1`.
             before, after = version_at(physical_id, ts - 1), version_at(physical_id, ts)
             was = before is not None and self._verdicts.follows(before)
             wanted = after is not None and self._verdicts.follows(after)

@@ -148,6 +148,7 @@ class SqliteMetadata:
         return [KeyValue(key, bytes(value), created, modified) for key, value, created, modified in rows]
 
     def _unavailable(self, error: sqlite3.Error) -> Retryable:
+        # The lower byte of an extended code is the error; the others say more about it.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         almost_full = code == sqlite3.SQLITE_IOERR and free_bytes(self._path.parent) < ALMOST_FULL
         if code == sqlite3.SQLITE_FULL or almost_full:

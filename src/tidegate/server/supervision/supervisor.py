@@ -215,6 +215,7 @@ async def _read(
     Raises ValueError if it is no frame, not one of `kinds`, or incomplete at the end of the stream;
     TimeoutError if the rest does not arrive in `frame_s`.
     """
+    # Without a limit of time: a quiet child is no trouble, but one that stops within a message is.
     first = await reader.read(1)
     if not first:
         return None

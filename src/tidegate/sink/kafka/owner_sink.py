@@ -289,6 +289,7 @@ class KafkaOwnerSink:
     def _give_up(self, cause: KafkaException) -> None:
         """Abort the transaction and raise the reason."""
         error: KafkaError = cause.args[0]
+        # Before anything else: a fenced producer has no transaction any more that it could abort.
         if error.code() in FENCED:
             raise Fenced(
                 "another owner of this changefeed has taken over",

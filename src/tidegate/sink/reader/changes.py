@@ -295,6 +295,7 @@ class Changes:
                 if gone:
                     kept = kept_of(connection) - sum(size for _, size in gone)
                     self._put(connection, "kept", kept)
+                    # By number and not by ts: exactly the pieces whose bytes were subtracted.
                     connection.executemany("DELETE FROM pieces WHERE n = ?", [(n,) for n, _ in gone])
             if not gone:
                 break

@@ -73,6 +73,7 @@ class ReaderSink(Ledger):
         """A connection. Raises Fatal if the file is missing, because a new one would leave a gap in the
         changes, and if it has another form.
         """
+        # SQLite itself would create the file.
         if not self.path.exists():
             raise Fatal(
                 "the changes that were kept for the reader are gone",

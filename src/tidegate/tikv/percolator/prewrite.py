@@ -214,6 +214,7 @@ class _Prewriter:
     ) -> None:
         """Check conflicts, constraints and assertions; pessimistically locked keys have passed them."""
         newest = self._reader.newest_write(key)
+        # `>=`: a record at start_ts itself may be this transaction's rollback.
         if checked and newest is not None and newest[0] >= self._start_ts:
             self._check_newer(raw, key, newest, action)
         must_be_new = checked and mutation.op in _MUST_BE_NEW

@@ -97,6 +97,7 @@ class RawPairs:
                 return
             if self._api_version == 1:
                 yield key, cursor.value()
+            # The newest version of a key comes first, and the older ones are passed over.
             elif (user := key[: -keys.TS_BYTES]) != done:
                 done = user
                 found = decode_value(cursor.value())

@@ -155,6 +155,7 @@ class LockWaiting:
             for waiter in found:
                 self._remove(waiter)
         for waiter in found:
+            # Without the mutex, which the request takes when it has to wait once more.
             waiter.resume()
 
     def stop(self) -> None:

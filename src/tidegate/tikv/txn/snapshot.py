@@ -98,6 +98,8 @@ class SnapshotReader:
         while True:
             locked = locks.key() if locks.valid() else b""
             written = versions.key()[: -keys.TS_BYTES] if versions.valid() else b""
+            # A key may have only a lock, if its first write is under way, or only versions: both are walked
+            # together.
             key = min(locked, written) if locked and written else locked or written
             if not key or (end and key >= end):
                 return
@@ -121,6 +123,7 @@ class SnapshotReader:
         while True:
             locked = locks.key() if locks.valid() else b""
             written = versions.key()[: -keys.TS_BYTES] if versions.valid() else b""
+            # An exhausted cursor has b"", which is below every key, so `max` ignores it.
             key = max(locked, written)
             if not key or key < start:
                 return
