@@ -117,6 +117,7 @@ class HttpRegistry:
         if self._client is None:
             self._client = httpx.Client(auth=self._auth, headers=_HEADERS, timeout=TIMEOUT_S)
         with self._client.stream(method, self.where + path, json=body) as answer:
+            # Read in parts: at a wrong address there may be something that never ends.
             data = bytearray()
             for part in answer.iter_bytes():
                 data += part

@@ -180,6 +180,7 @@ class EtcdClient:
             try:
                 return attempt()
             except Unanswered as error:
+                # No pause if there is no time for an attempt after it.
                 if self._closed or time.monotonic() + PAUSE_S >= end:
                     raise self._gave_up(error) from error
             time.sleep(PAUSE_S)

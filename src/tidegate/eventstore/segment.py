@@ -111,6 +111,7 @@ def _buffers(batch: pa.RecordBatch) -> list[pa.Buffer]:
     for i in (3, 4, 5):
         _, offsets, data = batch.column(i).buffers()
         offsets = offsets.slice(0, 4 * (rows + 1))
+        # The last offset says how many bytes are in use; the buffer may be larger.
         size = int.from_bytes(memoryview(offsets)[-4:], "little")
         parts.append(offsets)
         if size:

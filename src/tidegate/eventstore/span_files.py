@@ -276,6 +276,7 @@ class SpanFiles:
         self, batches: Iterable[pa.RecordBatch], rows: int, low: Timestamp, high: Timestamp
     ) -> SegmentInfo:
         number = self.manifest.next_file
+        # Before the write: if it fails, the name is not used again, and what was written is no segment.
         self.manifest = replace(self.manifest, next_file=number + 1)
         facts = segment.Facts(self._id, rows, low, high)
         try:

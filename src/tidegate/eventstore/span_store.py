@@ -188,6 +188,7 @@ class SpanStore:
         with self._seal_lock:
             if self._closed:
                 return
+            # Also the rows above the span's resolved ts: a part of the span may be complete far above it.
             self._write_waiting(timestamp.MAX)
             files = self._files
             parts = highest(

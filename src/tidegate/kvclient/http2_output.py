@@ -66,6 +66,8 @@ class Output:
         """Send waiting data as far as the peer's windows allow."""
         while self._waiting:
             size = min(self._frame_bytes, self._stream, self._connection)
+            # A window may be below 0: SETTINGS can make it smaller than what is under way (RFC 9113, section
+            # 6.9.2).
             if size <= 0:
                 return
             part = bytes(self._waiting[:size])

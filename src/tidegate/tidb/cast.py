@@ -307,6 +307,7 @@ def _to_enum(value: Value, before: Column, after: Column, zone: tzinfo) -> int:
     for index, elem in enumerate(after.elems, start=1):
         if elem == name or _collated(elem, after.collate) == key:
             return index
+    # As in TiDB: a text that is no element may be the number of one.
     number = _as_written(name)
     return number if 0 < number <= len(after.elems) else 0
 

@@ -156,10 +156,14 @@ class MvccReader:
         """The state of the transaction `start_ts` on this key."""
         next_data_ts = 0
         for commit_ts, write in self.writes(key):
+            # A transaction commits above its start_ts, and its rollback is at it. So none of its records is
+            # lower.
             if commit_ts < start_ts:
                 break
             if write.start_ts == start_ts:
                 return Record(commit_ts, write, None, next_data_ts)
+            # Another transaction committed at this ts. A rollback of ours could only be a flag in that
+            # record.
             if commit_ts == start_ts:
                 return Record(0, None, write, next_data_ts)
             if write.is_data():

@@ -59,6 +59,7 @@ def _items(value: bytes, kind: str, most: int) -> bytes:
         end = position + LENGTH + size
         if position + LENGTH > len(value) or end > len(value):
             return value
+        # The limit is for all items together: many small ones could expand to more than memory has.
         item = expanded(kind, value[position + LENGTH : end], left)
         parts += [len(item).to_bytes(LENGTH, "big"), item]
         position, left = end, left - len(item)

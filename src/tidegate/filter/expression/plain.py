@@ -165,6 +165,7 @@ def json_order(text: str, constant: int | float | Decimal | bytes) -> int:
         data = value.encode()
         return int(data > constant) - int(data < constant)
     number = float(constant) if isinstance(constant, Decimal) else constant
+    # TiDB compares an integer with a float less exactly (`compareFloat64PrecisionLoss`).
     if isinstance(value, float) != isinstance(number, float) and abs(value - number) < _JSON_EPSILON:
         return 0
     return int(value > number) - int(value < number)

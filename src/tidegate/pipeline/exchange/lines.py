@@ -101,6 +101,7 @@ class StreamLine:
         try:
             for data in incoming:
                 with self._changed:
+                    # A peer that never waits for an answer would fill the memory, so its line ends.
                     if self._closed or len(self._in) == WAITING_MAX:
                         return
                     self._in.append(data)

@@ -160,6 +160,8 @@ class _Orders:
             stuck: set[Span] = set()
             rest = []
             for order in self._waiting:
+                # Orders of one span are carried out in their order, so those after one that waits have to
+                # wait too.
                 if order.span in stuck or not self._do(order):
                     stuck.add(order.span)
                     rest.append(order)

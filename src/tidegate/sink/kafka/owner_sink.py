@@ -172,6 +172,7 @@ class KafkaOwnerSink:
             return
         journal = replace(self.journal, resolved_ts=ts)
         with self._transaction():
+            # In one transaction: a successor knows from the journal which Resolved the readers have seen.
             self._broadcast_all(message, self.layouts)
             self._keep(journal)
         self.journal = journal

@@ -308,6 +308,7 @@ def _messages(data: memoryview, block: MessageBlock, part: np.ndarray[Any, Any])
     """The messages of one partition as `produce_batch` expects them; null keys and values are left out."""
     starts = block.value_start[part]
     values = zip(starts.tolist(), (starts + block.value_length[part]).tolist(), strict=True)
+    # All messages of a block have keys, or none of them has.
     if block.key_length[part[0]] < 0:
         return [{"value": data[a:b].tobytes()} if b >= a else {} for a, b in values]
     starts = block.key_start[part]

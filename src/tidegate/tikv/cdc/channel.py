@@ -92,6 +92,7 @@ class Channel:
         size = len(event) + EVENT_OVERHEAD
         with self._changed:
             if of.stopped or self._closed:
+                # It is dropped, and that is no lack of room.
                 return True
             if self._bytes + size > self._quota or not self._budget.has_room(size):
                 self._is_refusing = True

@@ -64,6 +64,7 @@ class ScannedOldValues:
 
     def before(self, key: bytes, ts: int) -> bytes:
         """The value that a reader at `ts` sees for the encoded key; empty if there is none."""
+        # Between the last key and the one on which the cursor is, there is none.
         if self._next is None or key < self._next:
             return b""
         self.looks += 1

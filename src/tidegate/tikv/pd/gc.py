@@ -75,6 +75,7 @@ class SafePoints:
                 self._store()
             elif safe_point >= alive[0].safe_point:
                 ends = min(timestamp.physical_ms(now_ts) + ttl_s * 1000, _FOREVER_MS)
+                # As in PD: the safepoint of TiDB's own GC never expires.
                 expires = _FOREVER_MS if service_id == GC_WORKER else ends
                 self._services[service_id] = ServiceSafePoint(service_id, safe_point, expires)
                 self._store()

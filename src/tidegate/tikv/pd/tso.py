@@ -104,6 +104,7 @@ class Tso:
                     "the TSO follows the system clock", fix="start the upstream with --tso manual"
                 )
             if ts > self._last:
+                # Durable first: after a restart the clock must not be below a ts that was given out.
                 self._store(ts)
                 self._last = ts
             return self._last

@@ -122,6 +122,7 @@ class Raftstore:
                 self._queued += len(command.changes)
                 self._changed.notify_all()
         if refusal is not None and command.on_applied is not None:
+            # Without the lock, because the answer may propose the next command.
             command.on_applied(refusal)
 
     def capture(self, install: Install, scan: Range | None = None) -> None:

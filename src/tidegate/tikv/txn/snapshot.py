@@ -59,6 +59,8 @@ class SnapshotReader:
 
     def _read(self, raw: bytes, key: bytes, lock: Lock | None) -> Found:
         if lock is not None and lock.start_ts <= self._ts and lock.is_data() and not self._passes(raw, lock):
+            # The client knows that a transaction in `committed_locks` is committed, so its lock counts as its
+            # value.
             if lock.start_ts not in self._access:
                 return Found(None, lock)
             if lock.kind == mvcc.KIND_DELETE:
