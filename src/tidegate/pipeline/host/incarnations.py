@@ -232,7 +232,7 @@ class Incarnations:
                 one.log(f"a worker that was given up could not be fenced: {why}")
 
         thread = self._threads.start(f"fence of {one.spec.changefeed}", fence)
-        # With a limit: all other changefeeds of the host wait meanwhile.
+        # With a limit: `on_over` waits for it, and the sink may not answer for long.
         thread.join(FENCE_S)
         if thread.is_alive():
             one.log(f"a worker that was given up could not be fenced within {FENCE_S:.0f} s")
