@@ -51,6 +51,7 @@ def load(owner: type, data: Mapping[str, Any], where: str) -> Any:
         path = f"{where}.{name}" if where else name
         if name not in fields:
             _check_foreign(path, name, value, fields)
+        # A null of JSON is as if the option were left out.
         elif value is not None:
             values[fields[name].name] = _value(hints[fields[name].name], fields[name], value, path)
     return owner(**values)
@@ -91,6 +92,7 @@ def _value(hint: Any, f: dataclasses.Field[Any], value: Any, path: str) -> Any:
     if f.metadata.get("kind") == "secret":
         return Secret(revealed(value)) if isinstance(value, str) else _refuse_type(path, value, "str")
     if hint is bool or hint is int or hint is str:
+        # The exact type, because in Python True is an int.
         return value if type(value) is hint else _refuse_type(path, value, hint.__name__)
     if not isinstance(value, list | tuple):
         _refuse_type(path, value, "list")

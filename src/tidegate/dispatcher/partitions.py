@@ -34,6 +34,7 @@ def hashed_columns(table: TableSchema, rule: DispatchRule) -> tuple[int, ...]:
     if rule.partition == CONFLICT:
         return () if why_by_table(table) else tuple(sorted(table.handle_key))
     if rule.partition == "columns":
+        # In any order, because the hash XORs them.
         return tuple(_column(table, name) for name in rule.columns)
     return ()
 

@@ -137,6 +137,7 @@ def value_hash(row: RowChange, number: int, key: UniqueKey) -> int:
         if value is None:
             return NO_VALUE
         state ^= crc32(row.table.columns[position].name.encode() + _text(row.table, position, value, length))
+    # Each key has a range of its own, because equal values of two keys are no conflict.
     return number * HASHES + state % HASHES
 
 

@@ -39,6 +39,7 @@ def _unusable(table: TableSchema, index: Index) -> str:
     carried = {column.offset: column for column in table.columns}
     names = {entry["offset"]: str(entry["name"]["O"]) for entry in table.info.get("cols") or []}
     absent = [names[offset] for offset in index.columns if offset not in carried]
+    # Under a unique key, NULL may be in any number of rows.
     nullable = [carried[o].name for o in index.columns if o in carried and carried[o].nullable]
     reasons = [f"takes NULL in {', '.join(nullable)}"] if nullable else []
     reasons += [f"is over {', '.join(absent)}, which rows do not carry"] if absent else []

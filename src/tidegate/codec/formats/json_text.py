@@ -34,6 +34,7 @@ def _escape(text: str, short: dict[str, str]) -> bytes:
         char = match.group()
         if char in short:
             return short[char]
+        # The decoding has made a lone surrogate of each byte that is no UTF-8.
         return "\\ufffd" if char >= "\udc80" else f"\\u{ord(char):04x}"
 
     return b'"' + _SPECIAL.sub(replace, text).encode() + b'"'
@@ -109,6 +110,7 @@ def go_unquote(text: bytes) -> bytes:
             return _UNQUOTE_SHORT[short]
         if byte is not None:
             return bytes([int(byte, 16)])
+        # Go's Quote writes no octal escapes, but its Unquote reads them.
         if octal is not None and int(octal, 8) < 256:
             return bytes([int(octal, 8)])
         rune = four or eight
@@ -135,4 +137,5 @@ def json_float(value: float, single: bool) -> bytes:
 def iterator_float(value: float, single: bool) -> bytes:
     """A number as json-iterator writes it: as encoding/json does, but exponents have two digits (`1e-07`)."""
     text = json_float(value, single)
+    # A positive exponent has two digits in any case: it is 21 or more.
     return text[:-1] + b"0" + text[-1:] if text[-3:-1] == b"e-" else text

@@ -71,6 +71,7 @@ def _suffix(column: Column) -> str:
     length, decimals = _DEFAULT_LENGTH.get(code, (-1, 0))
     shown_length = length if column.flen == -1 else column.flen
     shown_decimals = decimals if column.decimal == -1 else column.decimal
+    # As `isDecimalNotDefault` in TiDB's `FieldType.CompactStr`.
     has_decimals = column.decimal not in (decimals, 0, -1)
     match code:
         case 247 | 248:
@@ -101,5 +102,6 @@ def code_of(type_name: str) -> tuple[int, bool, bool]:
     name = type_name.partition("(")[0].partition(" ")[0].lower()
     if name not in _CODES:
         raise ValueError(f"unknown mysqlType {type_name[:100]!r}")
+    # Behind the parentheses: an element of an enum may have the word in it.
     outside = type_name.rpartition(")")[2] if "(" in type_name else type_name
     return _CODES[name], " unsigned" in outside, name in _BINARY

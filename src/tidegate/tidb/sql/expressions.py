@@ -175,6 +175,7 @@ class Expressions:
             escape = cursor.string()
             if len(escape) > 1:
                 cursor.fail("one character")
+            # TiDB takes an empty one for the default, and does not write the default.
             pattern += "" if escape in ("", "\\") else f" ESCAPE {cursor.plain(escape)}"
         return pattern
 

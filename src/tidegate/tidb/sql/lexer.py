@@ -166,11 +166,13 @@ class _Scanner:
             following = self._text[rest.end() : rest.end() + 1] if rest else following
         self._dotted = self._text[end : end + 1] == "."
         is_name = self._dotted or (at > 0 and self._after_dot(at))
+        # Next to a dot a word is a name, even if it is reserved, as in TiDB's lexer.
         key = "" if is_name or not text.isascii() else text.upper()
         self._add(TokenKind.WORD, text, ALIASES.get(key, key), end, called=following == "(")
 
     def _after_dot(self, at: int) -> bool:
         before = at - 1
+        # With a limit: a text of words far apart would otherwise take quadratic time.
         while before > 0 and self._text[before] == " " and at - before < 64:
             before -= 1
         return self._text[before] == "."
@@ -229,6 +231,7 @@ class _Scanner:
             raise self._error("a literal is not closed or has wrong digits")
         digits = found[1]
         if digits is None:
+            # `0x1` is the byte 01, but a string x'1' is refused.
             digits = found[2].zfill(len(found[2]) + len(found[2]) % 2) if kind is TokenKind.HEX else found[2]
         elif kind is TokenKind.HEX and len(digits) % 2:
             raise self._error("a hexadecimal string has an odd number of digits")
@@ -297,4 +300,5 @@ class _Scanner:
         feature = _FEATURE.match(self._text, at + 4)
         if feature is None:
             return at + 4
+        # As in TiDB: the content counts only for a server that knows all of the features.
         return feature.end() if all(name in FEATURES for name in feature[1].split(",")) else 0

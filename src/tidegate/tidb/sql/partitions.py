@@ -37,6 +37,7 @@ class Partitions:
         if definitions and number not in ("", str(len(definitions))):
             cursor.fail("as many partitions as PARTITIONS says")
         if kind in ("HASH", "KEY"):
+            # Without a number TiDB makes one partition.
             number = number or "1"
         elif kind != "SYSTEM_TIME" and not definitions and " INTERVAL (" not in method:
             cursor.fail("the definitions of partitions")

@@ -124,6 +124,7 @@ def _cell(column: Column, value: Value, zone: str, bits: bytes) -> bytes:
         assert isinstance(value, int)
         return branch + varint(value)
     if branch == FLOAT:
+        # Rounded by numpy, because struct refuses a double above the range of a float.
         return branch + struct.pack("<f", np.float32(value))
     if branch == DOUBLE:
         return branch + struct.pack("<d", value)
@@ -156,6 +157,7 @@ def _optional(value: Any, write: Callable[[Any], bytes]) -> bytes:
 
 def _array(items: Iterable[bytes]) -> bytes:
     found = list(items)
+    # A count of 0 ends an array, so an empty array is that count alone.
     return varint(len(found)) + b"".join(found) + varint(0) if found else varint(0)
 
 

@@ -160,6 +160,7 @@ class SimpleDecoder:
         checksum = member(body, "checksum", dict, {})
         if member(checksum, "corrupted", bool, False):
             raise DecodeError(f"the producer marked this row of {schema}.{table} as corrupted")
+        # Go leaves out a version of 0 (`omitempty`).
         version = integer({"schemaVersion": 0} | body, "schemaVersion")
         table_id = integer(body, "tableID")
         known = self._definition(schema, table, version, table_id)
