@@ -15,8 +15,11 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -29,6 +32,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from tidegate.launcher import bound
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -37,6 +42,8 @@ _int64: Any = np.int64
 PAD: Final = 64
 COMPLETE: Final = "complete"
 """The file in the folder of compiled kernels that exists once all are compiled."""
+MOST_COMPILERS: Final = 4
+"""Processes that compile at the same time. More would wait for the longest module."""
 
 
 def _kernel_sources() -> list[Path]:
@@ -290,14 +297,15 @@ def is_compiled() -> bool:
 def warm() -> None:
     """Import every module with kernels, and compile kernels that are not cached yet (`make setup`).
 
-    Two processes do not compile at the same time: the second waits, and finds everything compiled.
+    Two callers do not compile at the same time: the second waits, and finds everything compiled.
     """
-    from importlib import import_module
-
     folder = Path(numba.config.CACHE_DIR)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_compiled():
+            _compile(KERNEL_MODULES, min(MOST_COMPILERS, len(os.sched_getaffinity(0))))
+        # They are in the cache now, apart from those of a process that has died.
         for name in KERNEL_MODULES:
             import_module(name).warm()
         # Last, so that a process that is killed before leaves nothing that counts as complete.
@@ -306,6 +314,34 @@ def warm() -> None:
     for older in folder.parent.glob("kernels-*"):
         if older != folder:
             shutil.rmtree(older, ignore_errors=True)
+
+
+def _compile(names: Sequence[str], processes: int) -> None:
+    """Compile the kernels of modules in so many processes, of which this one is the first.
+
+    A pipe has the modules' numbers, a byte each. A read takes the next one for whichever process it is, so
+    that a process is idle only when no module is left. The others end with this one.
+    """
+    queue, numbers = os.pipe()
+    os.write(numbers, bytes(range(len(names))))
+    os.close(numbers)
+    command = bound([sys.executable, "-m", "tidegate.kernel", str(queue), *names], signal.SIGKILL)
+    others = [subprocess.Popen(command, pass_fds=[queue]) for _ in range(processes - 1)]
+    try:
+        _compile_from(queue, names)
+        for other in others:
+            other.wait()
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        os.close(queue)
+
+
+def _compile_from(queue: int, names: Sequence[str]) -> None:
+    """Compile the modules whose numbers this process gets, until none is left."""
+    while number := os.read(queue, 1):
+        import_module(names[number[0]]).warm()
 
 
 def load_compiled() -> None:
@@ -321,34 +357,41 @@ def load_compiled() -> None:
 
 
 KERNEL_MODULES: Final = (
-    "tidegate.kvclient.page_kernels",
-    "tidegate.puller.match.scan_kernels",
-    "tidegate.puller.match.open_kernels",
-    "tidegate.puller.match.spill_kernels",
-    "tidegate.puller.frontier_kernels",
-    "tidegate.puller.match.registration_kernels",
-    "tidegate.puller.match.match_kernels",
-    "tidegate.puller.match.gather_kernels",
-    "tidegate.eventstore.kernels",
-    "tidegate.eventstore.directory_kernels",
-    "tidegate.tidb.kernels.row",
     "tidegate.tidb.kernels.column",
-    "tidegate.tidb.kernels.arrow",
-    "tidegate.tidb.kernels.checksum",
-    "tidegate.dispatcher.kernels",
+    "tidegate.eventstore.kernels",
     "tidegate.codec.kernels.connect_kernels",
+    "tidegate.tidb.kernels.row",
     "tidegate.codec.kernels.encode_kernels",
-    "tidegate.codec.kernels.kv_kernels",
-    "tidegate.codec.kernels.avro_kernels",
     "tidegate.codec.kernels.match_kernels",
+    "tidegate.codec.kernels.avro_kernels",
+    "tidegate.puller.match.match_kernels",
+    "tidegate.puller.match.scan_kernels",
+    "tidegate.tidb.kernels.arrow",
+    "tidegate.puller.match.open_kernels",
     "tidegate.codec.kernels.decode_kernels",
-    "tidegate.codec.kernels.avro_decode_kernels",
     "tidegate.codec.kernels.simple_decode_kernels",
+    "tidegate.codec.kernels.avro_decode_kernels",
+    "tidegate.dispatcher.kernels",
+    "tidegate.tidb.kernels.checksum",
     "tidegate.codec.kernels.avro_column_kernels",
+    "tidegate.codec.kernels.kv_kernels",
+    "tidegate.kvclient.page_kernels",
+    "tidegate.eventstore.directory_kernels",
+    "tidegate.puller.match.spill_kernels",
+    "tidegate.puller.match.gather_kernels",
+    "tidegate.puller.match.registration_kernels",
+    "tidegate.puller.frontier_kernels",
     "tidegate.consumer.mysql.row_kernels",
     "tidegate.verify.kernels",
 )
-"""Modules with a `warm()` that calls each kernel once with its real argument types."""
+"""Modules with a `warm()` that calls each kernel once with its real argument types.
+
+First those whose kernels others call, so that no two processes compile these. Then those that take longest:
+`encode_kernels` takes almost a third of all time.
+"""
 
 if __name__ == "__main__":
-    warm()
+    if len(sys.argv) > 1:
+        _compile_from(int(sys.argv[1]), sys.argv[2:])
+    else:
+        warm()
