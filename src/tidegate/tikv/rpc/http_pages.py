@@ -20,6 +20,8 @@ REQUEST_S: Final = 30.0
 """The connection of a client that sends nothing for this long is closed."""
 REQUESTS_MAX: Final = 64
 """The most connections served at once, each by a thread; further ones are closed without an answer."""
+POLL_S: Final = 0.05
+"""How often a server looks whether it is to stop. Tests start and stop hundreds of upstreams."""
 
 
 class _Pages(ThreadingHTTPServer):
@@ -30,6 +32,9 @@ class _Pages(ThreadingHTTPServer):
     def __init__(self, *arguments: Any) -> None:
         self._free = threading.Semaphore(REQUESTS_MAX)
         super().__init__(*arguments)
+
+    def serve_forever(self, poll_interval: float = POLL_S) -> None:
+        super().serve_forever(poll_interval)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
