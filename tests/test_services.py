@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import runpy
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,27 @@ def test_cached_jars_are_verified_at_every_use_and_refetched_if_damaged(
     with pytest.raises(InvalidInput, match=r"differ from tools/kafka\.sha256"):
         jars.fetch_kafka()
     assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == ["kafka", "kafka.lock"]
+
+
+def test_a_package_that_another_process_installs_is_not_installed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_SERVICES_INSIDE", "1")
+    need_debian = runpy.run_path(str(SERVICES), run_name="services")["need_debian"]
+    looked, found, installed = threading.Event(), list[str](), list[Any]()
+
+    def which(binary: str) -> str | None:
+        looked.set()
+        return found[0] if found else None
+
+    changed = {"CACHE": tmp_path, "which": which, "install": lambda *line: installed.append(line)}
+    need_debian.__globals__.update(changed)
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(need_debian("etcd-server", "etcd")))
+    with (tmp_path / "debian.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread.start()
+        assert not looked.wait(0.3), "the other process has not ended yet"
+        found.append("/usr/bin/etcd")
+    thread.join(60)
+    assert (answers, installed) == (["/usr/bin/etcd"], [])
