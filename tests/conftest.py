@@ -65,10 +65,16 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The whole product first: with several workers, what is long must not begin last. Files whose tests
-    share a capture come before all others, so that it need not run for longer than they do."""
+    """The whole product first, then other files with slow tests: with several workers, what is long must not
+    begin last. Files whose tests share a capture come before all others, so that it need not run for longer
+    than they do."""
     sharing = {item.path for item in items if "share" in getattr(item, "fixturenames", ())}
-    items.sort(key=lambda item: (item.path not in sharing, "tests/integration/" not in item.nodeid))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+        return item.path not in sharing, "tests/integration/" not in item.nodeid, item.path not in slow
+
+    items.sort(key=place)
 
 
 def pytest_unconfigure() -> None:

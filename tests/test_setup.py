@@ -92,6 +92,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_unpinned_uv_fails_clearly_and_the_pinned_uv_is_used(tree: Tree) -> None:
     tree.installed("9.9.8")
     tree.lock("1" * 64)

@@ -70,6 +70,7 @@ def check_all(root: Path, last: int = LAST) -> None:
         assert differences(root, line, lambda target, at: held) == {}  # noqa: B023
 
 
+@pytest.mark.slow
 def test_a_recorded_log_gives_back_each_state_that_sql_saw(tmp_path: Path) -> None:
     into(tmp_path / "log", "open-protocol", last=len(snapshots()) - 1)
     check_all(tmp_path / "log", len(snapshots()) - 1)

@@ -481,6 +481,7 @@ def with_sound_texts(row: RowChange) -> RowChange:
     return replace(row, old=sound(row.old), new=sound(row.new))
 
 
+@pytest.mark.slow
 @given(strange_rows(), any_case, st.lists(st.integers(0, 2), min_size=5, max_size=5))
 @settings(max_examples=250, deadline=None)
 def test_any_row_keeps_the_contract(rows: list[RowChange], case: Case, partitions: list[int]) -> None:

@@ -96,6 +96,7 @@ def eager_cleaner(pd_addr: str) -> Iterator[list[int]]:
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api_version", [1, 2])
 def test_client_go_writes_while_regions_move_and_rereads_after_a_restart(
     interop: Path, tmp_path: Path, api_version: int

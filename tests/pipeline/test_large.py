@@ -90,6 +90,7 @@ def uncommitted(kafka: str, topic: str) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_a_throttled_broker_gets_everything_once_and_progress_on_the_way(
     tmp_path: Path, kafka: str, new_topic: Callable[..., str]
 ) -> None:
@@ -147,6 +148,7 @@ deliver.open_worker(local(spec)).deliver([Range(*one) for one in found])
 """
 
 
+@pytest.mark.slow
 def test_a_large_transaction_is_sent_in_pieces_although_workers_are_killed(
     tmp_path: Path, kafka: str, new_topic: Callable[..., str]
 ) -> None:
@@ -189,6 +191,7 @@ print(taken_by(lambda: worker.deliver(large)))
 """
 
 
+@pytest.mark.slow
 def test_a_worker_is_bounded_however_large_a_transaction_is(
     tmp_path: Path, kafka: str, new_topic: Callable[..., str]
 ) -> None:

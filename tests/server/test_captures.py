@@ -59,6 +59,7 @@ def held(upstream: EmbeddedUpstream) -> set[str]:
     return {each.service_id for each in services if each.service_id != "gc_worker"}
 
 
+@pytest.mark.slow
 def test_the_next_owner_continues_and_holds_history_under_its_own_name(
     upstream: EmbeddedUpstream, start: Start, bank: BankWorkload
 ) -> None:

@@ -170,6 +170,7 @@ def shown(batches: list[DdlBatch]) -> list[Any]:
     return [(b.finished_ts, b.events, b.added, b.removed, b.error and b.error.what) for b in batches]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, phases=[Phase.generate], report_multiple_bugs=False)
 @given(st.data())
 def test_many_feeds_over_one_catalogue_get_what_each_would_get_alone(data: st.DataObject) -> None:

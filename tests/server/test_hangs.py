@@ -91,6 +91,7 @@ def stopped(pid: Callable[[], int]) -> int:
             return found
 
 
+@pytest.mark.slow
 def test_each_hung_part_is_named_and_the_feed_recovers_by_itself(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:

@@ -45,6 +45,7 @@ def capture(manual_upstream: EmbeddedUpstream, tmp_path: Path) -> Iterator[Runni
     running.stop()
 
 
+@pytest.mark.slow
 def test_events_spans_and_rows_of_every_recorded_job(
     capture: Running, manual_pd: PdClient, manual_upstream: EmbeddedUpstream
 ) -> None:

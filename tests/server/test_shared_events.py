@@ -108,6 +108,7 @@ def test_delivered_events_are_pulled_again_whole_once_a_feed_needs_them(
     assert kept[0] == kept[1] == kept[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["its sink is down", "its pipeline is stopped"])
 def test_a_stalled_feed_makes_way_before_the_others_stall(
     upstream: EmbeddedUpstream,

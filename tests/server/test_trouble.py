@@ -139,6 +139,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.sink.kafka.owner_sink.CALL_TIMEOUT_S", 2.0)
 
 
+@pytest.mark.slow
 def test_a_lost_broker_is_a_passing_warning_and_never_blocks_a_shutdown(
     bank: BankWorkload,
     upstream: EmbeddedUpstream,

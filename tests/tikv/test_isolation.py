@@ -13,6 +13,7 @@ from tests.tikv.cluster import Cluster
 from tidegate.tikv.percolator.prewrite import _Prewriter
 
 
+@pytest.mark.slow
 def test_histories_of_concurrent_transactions_are_snapshot_isolation(
     make: Callable[..., Cluster], pytestconfig: pytest.Config
 ) -> None:

@@ -47,6 +47,7 @@ def test_what_delta_cannot_hold_is_left_out_and_counted() -> None:
     assert [row[1] for row in held.rows or ()] == ["0000-00-00", "2020-02-30", "2020-02-29"]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("log", "count", "tables", "protocol", "stripe"),

@@ -125,6 +125,7 @@ def test_planted_differences_are_named_and_nothing_else(pair: Pair) -> None:
     assert bag == {(6, "x", 1), (6, None, -1), (1701 % 700, "x", 1), (10_000, "new", -1)}
 
 
+@pytest.mark.slow
 def test_many_differences_are_named_all(pair: Pair) -> None:
     def thin(name: str, rows: dict[int, Row]) -> None:
         for at in sorted(rows)[::7]:
@@ -166,6 +167,7 @@ def test_ranges_of_keys_bounds_and_what_cannot_be_compared(pair: Pair) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_the_command_names_and_repairs(pair: Pair, tmp_path: Path, upstream: EmbeddedUpstream) -> None:
     pair.fill(plant)
     command = [

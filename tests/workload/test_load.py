@@ -50,6 +50,7 @@ def test_the_75_pessimistic_transactions_of_the_recorded_log_are_found() -> None
     assert found >= 75
 
 
+@pytest.mark.slow
 def test_a_prefix_is_loaded_once_and_skipped_the_second_time(manual_pd: PdClient) -> None:
     lines = list(read_log(LOG, until=UNTIL))
     first = Loader(manual_pd).load(lines)
@@ -60,6 +61,7 @@ def test_a_prefix_is_loaded_once_and_skipped_the_second_time(manual_pd: PdClient
     assert manual_pd.tso() == UNTIL
 
 
+@pytest.mark.slow
 def test_a_load_resumes_where_an_earlier_one_was_cut_off(manual_pd: PdClient) -> None:
     lines: list[Line] = list(read_log(LOG, until=UNTIL))
     half = len(lines) // 2

@@ -56,6 +56,7 @@ def topic_of(log: str, until: int, protocol: str = "open-protocol") -> MemoryTop
     return MemoryTopic(options, PARTITIONS, messages_of(events, options, PARTITIONS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("log", "sizes"),
     [("bank", None), ("keys", None), ("onlineddl", None), ("wide", None), ("bank", TINY), ("keys", TINY)],
@@ -71,6 +72,7 @@ def test_a_recorded_log_is_at_every_snapshot_as_sql_saw_it(
         assert differences(mariadb, line) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("log", "sizes"), [("onlineddl", None), ("keys", TINY)])
 def test_death_in_batches_of_changing_size_loses_and_doubles_nothing(
     mariadb: MySqlServer, tmp_path: Path, log: str, sizes: Sizes | None
