@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--first-seed", type=int, default=1, help="the seed of its first run (default 1)")
     parser.addoption("--chaos-seconds", type=float, default=1.2, help="trouble in one run (default 1.2 s)")
-    parser.addoption("--isolation-seeds", type=int, default=200, help="isolation histories (default 200)")
+    parser.addoption("--isolation-seeds", type=int, default=100, help="isolation histories (default 100)")
     parser.addoption("--cuts", type=int, default=1, help="states a write leaves on a disk, times (default 1)")
     parser.addoption("--disk-rounds", type=int, default=1, help="times a small disk is filled (default 1)")
     parser.addoption("--giant", type=int, default=0, help="megabytes of the giant transaction (default 0)")

@@ -309,7 +309,7 @@ IMAGES = st.tuples(
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_kernels_and_plain_code_agree_on_every_kind(images: list[Any], extended: bool, old: bool) -> None:
     rows = [RowChange(TABLE, 5 << 18, 1, 1, 1, before, after) for before, after in images if before or after]
     if not rows:

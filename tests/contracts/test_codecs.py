@@ -483,7 +483,7 @@ def with_sound_texts(row: RowChange) -> RowChange:
 
 @pytest.mark.slow
 @given(strange_rows(), any_case, st.lists(st.integers(0, 2), min_size=5, max_size=5))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_row_keeps_the_contract(rows: list[RowChange], case: Case, partitions: list[int]) -> None:
     """The same bytes compiled and plain, read alike, and given back up to the published losses."""
     if case.is_written:
@@ -514,7 +514,7 @@ def decodes_alike(case: Case, rows: list[RowChange]) -> None:
 
 
 @given(any_rows(), st.sampled_from(IN_BINARY), st.lists(st.integers(0, 2), min_size=4, max_size=4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_rows_of_any_table_are_the_same_in_binary(
     rows: list[RowChange], case: Case, partitions: list[int]
 ) -> None:
