@@ -1,4 +1,5 @@
-"""The commands in processes of their own, as a user starts them."""
+"""The commands as a user types them: those that run for a while, or whose exit is tested, in processes of
+their own; others in this process, because each start takes a second."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from tidegate.cli.upstream import app
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import Transaction
@@ -28,6 +31,13 @@ ENV = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
 
 
 def tidegate(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process."""
+    done = CliRunner(env={"COLUMNS": ENV["COLUMNS"]}).invoke(app, args)
+    return subprocess.CompletedProcess(args, done.exit_code, done.stdout, done.stderr)
+
+
+def started(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
     return subprocess.run([*COMMAND, *args], capture_output=True, text=True, env=ENV, timeout=PATIENCE_S)
 
 
@@ -53,7 +63,7 @@ def test_help_starts_without_heavy_imports() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=ENV, timeout=PATIENCE_S
     )
     assert found.stdout.strip() == "[]"
-    shown = tidegate("--help")
+    shown = started("--help")
     assert shown.returncode == 0
     assert all(name in shown.stdout for name in ("run", "load", "tso", "dump", "workload"))
 
@@ -61,15 +71,15 @@ def test_help_starts_without_heavy_imports() -> None:
 def test_a_log_is_loaded_shown_and_skipped_the_second_time(tmp_path: Path) -> None:
     with running(tmp_path / "up", "--tso", "manual", "--regions", "4") as ready:
         pd = ready["pd"]
-        first = json.loads(tidegate("load", "--pd", pd, str(LOG), "--until", UNTIL, "--json").stdout)
-        again = json.loads(tidegate("load", "--pd", pd, str(LOG), "--until", UNTIL, "--json").stdout)
+        first = json.loads(started("load", "--pd", pd, str(LOG), "--until", UNTIL, "--json").stdout)
+        again = json.loads(started("load", "--pd", pd, str(LOG), "--until", UNTIL, "--json").stdout)
         assert first["transactions"] > 300
         assert first["reached"] == int(UNTIL)
         assert (again["transactions"], again["skipped"]) == (0, first["transactions"])
         assert json.loads(tidegate("tso", "--pd", pd, "--json").stdout)["tso"] == int(UNTIL)
         moved = tidegate("tso", "--pd", pd, "--advance-to", str(int(UNTIL) + 7), "--json")
         assert json.loads(moved.stdout)["tso"] == int(UNTIL) + 7
-        dumped = tidegate("dump", "--pd", pd, "--at", UNTIL, "--json", "--table", "bank.accounts")
+        dumped = started("dump", "--pd", pd, "--at", UNTIL, "--json", "--table", "bank.accounts")
         table = json.loads(dumped.stdout)
         assert table["columns"] == ["id", "owner", "balance", "note", "updated"]
         assert len(table["rows"]) == 303
@@ -136,7 +146,7 @@ def test_the_workload_continues_when_the_upstream_is_killed_and_restarted(tmp_pa
     ],
 )
 def test_a_wrong_option_is_exit_code_2_and_says_what_is_wrong(args: list[str], said: str) -> None:
-    failed = tidegate(*args)
+    failed = started(*args)
     assert failed.returncode == 2
     assert said in failed.stderr
     assert "Traceback" not in failed.stderr
@@ -239,6 +249,6 @@ def test_a_cluster_keeps_its_stores_and_their_addresses(tmp_path: Path) -> None:
         before = ready["stores"]
     with running(tmp_path / "up") as ready:
         assert ready["stores"] == before
-    wrong = tidegate("run", "--data-dir", str(tmp_path / "up"), "--pd", "127.0.0.1:0", "--stores", "2")
+    wrong = started("run", "--data-dir", str(tmp_path / "up"), "--pd", "127.0.0.1:0", "--stores", "2")
     assert wrong.returncode == 2
     assert "of a cluster of 3 stores, not 2" in wrong.stderr
