@@ -22,6 +22,8 @@ ROLES = {
 }
 PATIENCE_S = 240.0
 """Costs nothing when all is well: a JVM alone may take a minute to start on a loaded machine."""
+LOOKS_S = (0.05, 0.3)
+"""The first and the longest pause between two looks: each takes CPU from what is waited for."""
 
 
 def tidegate(*arguments: str | Path) -> list[str]:
@@ -31,12 +33,13 @@ def tidegate(*arguments: str | Path) -> list[str]:
 
 def eventually(what: str, check: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     """The first true result of `check`; fails naming `what` when it stays false."""
-    deadline = time.monotonic() + patience_s
+    deadline, (pause, longest) = time.monotonic() + patience_s, LOOKS_S
     while time.monotonic() < deadline:
         found = check()
         if found:
             return found
-        time.sleep(0.1)
+        time.sleep(pause)
+        pause = min(longest, 1.25 * pause)
     raise AssertionError(f"within {patience_s:.0f} s not seen: {what}")
 
 

@@ -58,7 +58,7 @@ def test_rows_arrive_as_they_are_though_the_registry_is_away_for_a_while(
         shop.delete("orders", [2, 3])
         ts = shop.put("people", {2: (2, b"bob")})
         cluster.wait_checkpoint(ts)
-    assert cluster.start_consumer("--until", str(ts)).wait(300) == 0
+    assert cluster.start_consumer("--until", str(ts), "--master", "workers[1]").wait(300) == 0
     found = cluster.compare(str(ts))
     assert found["equal"], found
     said = cluster.changefeed("query", "bank", "--json")
