@@ -69,7 +69,7 @@ def test_a_load_is_joined_with_the_stream_through_a_kill_and_a_split(cluster: Cl
     eventually("some rows of the load", lambda: 0 < loaded() < ACCOUNTS)
     # Until it is killed it must not come to an end, however slow this machine is.
     cluster.kill("driver", signal.SIGSTOP)
-    cluster.start_consumer()
+    cluster.start_consumer("--master", "workers[1]")
     follower = cluster.follow_load()
     follower.wait_line(lambda line: 0 < line["rows"] < ACCOUNTS)
     with PdClient(cluster.pd) as pd:
