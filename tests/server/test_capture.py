@@ -46,10 +46,11 @@ STAND_IN = Path(__file__).with_name("stand_in_application.py")
 
 
 def wait_for(true: Callable[[], Any], what: str, seconds: float = 240.0) -> Any:
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.01
     while not (found := true()):
         assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(0.15, 1.25 * pause)  # a look takes some ms of CPU, from the capture that is waited for
     return found
 
 

@@ -41,6 +41,8 @@ def fenced(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     monkeypatch.setattr(feed_shares, "fence_writers", lambda plan, writers, alive: found.append(set(writers)))
     monkeypatch.setattr(KafkaSink, "fence", lambda self, writers, prove: found.append(set(writers)))
     monkeypatch.setattr("tidegate.server.owner.able_captures.JOIN_S", 0.5)
+    # Otherwise a capture that a test has ended gets no ranges for 10 s; `test_shares` is about that.
+    monkeypatch.setattr("tidegate.server.owner.peers.SHUN_S", 0.5)
     return found
 
 
@@ -91,6 +93,7 @@ def delivers(running: Running, bank: BankWorkload) -> None:
     wait_for(lambda: reached(running) >= last, "all is delivered")
 
 
+@pytest.mark.slow
 def test_captures_come_and_go_and_all_rows_arrive_once(
     start: Start, bank: BankWorkload, fenced: list[set[str]]
 ) -> None:
@@ -182,6 +185,7 @@ def test_the_record_of_a_run_replays_and_one_changed_effect_is_found(
     assert (found.line, found.event, found.what, found.recorded) == (at + 1, "tick", "effects", "[]")
 
 
+@pytest.mark.slow
 def test_a_capture_that_holds_its_session_but_is_silent_is_left_behind(
     start: Start, bank: BankWorkload, fenced: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +247,7 @@ def tidegate(*words: str, tls: Tls | None = None) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_a_capture_is_drained_and_given_ranges_again(
     start: Start, bank: BankWorkload, fenced: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +304,7 @@ def all_tables(running: Running) -> list[dict[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_over_tls_a_capture_that_is_evicted_joins_again(
     start: Start, bank: BankWorkload, fenced: list[set[str]], tmp_path: Path
 ) -> None:
