@@ -73,6 +73,8 @@ class Query:
     def __init__(self, folder: Path, **options: str) -> None:
         self.folder, self.options = folder, options
         self.process: subprocess.Popen[str] | None = None
+        self._batches: set[str] = set()
+        self._rows: dict[str, list[dict[str, Any]]] = {}
 
     def start(self) -> None:
         command = [sys.executable, "-m", "tests.integration.stream_query", str(self.folder)]
@@ -95,12 +97,16 @@ class Query:
         return (self.folder / "checkpoint" / "commits" / "0").exists()
 
     def rows(self) -> list[dict[str, Any]]:
-        log, names = self.folder / "rows" / "_spark_metadata", set()
-        for batch in log.iterdir() if log.exists() else ():
-            if not batch.name.startswith("."):
-                lines = batch.read_text().splitlines()[1:]
-                names |= {json.loads(line)["path"].removeprefix("file://") for line in lines}
-        return [row for name in sorted(names) for row in pq.read_table(name).to_pylist()]
+        """Each file is read once: Spark changes none, and tests look often."""
+        log = self.folder / "rows" / "_spark_metadata"
+        found = {one.name for one in log.iterdir() if not one.name.startswith(".")} if log.exists() else set()
+        for batch in found - self._batches:
+            lines = (log / batch).read_text().splitlines()[1:]
+            for name in {json.loads(line)["path"].removeprefix("file://") for line in lines}:
+                if name not in self._rows:
+                    self._rows[name] = pq.read_table(name).to_pylist()
+        self._batches |= found
+        return [row for name in sorted(self._rows) for row in self._rows[name]]
 
 
 class Writer(threading.Thread):
@@ -115,7 +121,7 @@ class Writer(threading.Thread):
         self.wide = False
 
     def run(self) -> None:
-        while not self.ended.wait(0.02):
+        while not self.ended.wait(0.1):
             with self.turn:
                 self.change()
 
