@@ -24,7 +24,7 @@ TESTDATA = Path(__file__).parent / "testdata"
 ALL = Span(b"", b"")
 READS = {
     OWNER: {"due_in"},
-    PROCESSOR: {"holds", "checkpoint_of"},
+    PROCESSOR: {"holds", "checkpoints_of"},
 }
 
 

@@ -7,15 +7,14 @@ grants in one transaction, under the guard of its election, before it fences any
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, takewhile
 from typing import Final
 
 from tidegate.control.metadata import RESTORE, json_object, to_json
 from tidegate.errors import InvalidInput
 from tidegate.model.span import Span
+from tidegate.model.spans_in_order import SpansInOrder, joined
 
 GRANTS_MAX: Final = 120
 """How many captures may have ranges of a changefeed before or after one division. All their grants are
@@ -183,13 +182,12 @@ def shared_out(
     changed = {
         name: replace(one, ranges=()) for name, one in stored.items() if name not in shares and one.ranges
     }
-    holders = _holders(stored)
+    had_some = _givers(stored, shares)
     for name, spans in shares.items():
         mine = stored.get(name)
         givers = dict(mine.givers) if mine is not None else {}
-        had_some = holders(spans)
         for other, had in stored.items():
-            if other != name and other in had_some:
+            if other != name and other in had_some[name]:
                 for giver, used in ((other, had.slots), *had.givers.items()):
                     givers[giver] = max(used, givers.get(giver, 0))
         givers.pop(name, None)  # its earlier writers are fenced in any case
@@ -199,27 +197,20 @@ def shared_out(
     return changed
 
 
-def _holders(stored: Mapping[str, Grant]) -> Callable[[Sequence[Span]], set[str]]:
-    """A function that returns the captures that have any key of some spans.
+def _givers(
+    stored: Mapping[str, Grant], shares: Mapping[str, Sequence[Span]]
+) -> Mapping[str, Collection[str]]:
+    """For each capture in `shares`, the captures that have any of its keys by the stored grants.
 
-    With many ranges a comparison of each new one with each old one would take most of a round.
+    With many ranges or captures a comparison of each with each would take most of a round.
     """
-    held: dict[str, tuple[list[bytes], list[bytes]]] = {}
+    takers = {span: name for name, spans in shares.items() for span in joined(spans)}
+    new = SpansInOrder(takers)
+    found: dict[str, set[str]] = {name: set() for name in shares}
     for name, grant in stored.items():
-        spans = sorted((one.id for one in grant.ranges), key=lambda span: span.start)
-        # Up to where each range and all before it reach. A range without an end reaches beyond any key, and
-        # so do all after it, which the list leaves out.
-        reached = accumulate(takewhile(bool, (span.end for span in spans)), max)
-        held[name] = [span.start for span in spans], list(reached)
-
-    def has_some(starts: list[bytes], reached: list[bytes], span: Span) -> bool:
-        # Those that begin before its end, without those that end before its start.
-        begun = bisect_left(starts, span.end) if span.end else len(starts)
-        return bisect_right(reached, span.start) < begun
-
-    def found(spans: Sequence[Span]) -> set[str]:
-        return {name for name, edges in held.items() if any(has_some(*edges, span) for span in spans)}
-
+        for span in joined(one.id for one in grant.ranges):
+            for place in new.met_by(span):
+                found[takers[new.spans[place]]].add(name)
     return found
 
 

@@ -8,11 +8,12 @@ never falls while it is open.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from tidegate.control.barrier import SpanTask
 from tidegate.model.span import Span
+from tidegate.model.spans_in_order import SpansInOrder
 from tidegate.tidb.keys import stripe_ids
 
 
@@ -116,10 +117,17 @@ class OpenSpans:
                 found.append((name, progress.checkpoint, upto))
         return found
 
-    def durable_in(self, granted: Span, otherwise: int) -> int:
-        """The ts up to which all spans in a range are durable; without one, `otherwise`."""
-        held = (p for p in self._spans.values() if granted.intersect(p.task.span) is not None)
-        return min((p.checkpoint for p in held), default=otherwise)
+    def durable_in(self, ranges: Sequence[Span], otherwise: int) -> list[int]:
+        """For each of some ranges without overlaps, the ts up to which all spans in it are durable; without
+        one, `otherwise`.
+        """
+        order = SpansInOrder(ranges)
+        least: dict[Span, int] = {}
+        for progress in self._spans.values():
+            for place in order.met_by(progress.task.span):
+                one = order.spans[place]
+                least[one] = min(progress.checkpoint, least.get(one, progress.checkpoint))
+        return [least.get(one, otherwise) for one in ranges]
 
     def received(self, frontier: Mapping[str, int], lacking: Container[str], otherwise: int) -> int:
         """The ts up to which all spans were received; without one, `otherwise`. `lacking`: spans whose rows

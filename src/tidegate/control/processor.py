@@ -48,6 +48,7 @@ from tidegate.control.outbox import Outbox
 from tidegate.control.received import USED, Inbox, Verdict
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
+from tidegate.model.spans_in_order import SpansInOrder
 from tidegate.model.timestamp import MAX
 
 
@@ -173,7 +174,8 @@ class Processor:
         `initial`: those outside its ranges, too. The owner compares them with its own (`ddl_log`).
         """
         wanted = tuple(initial)
-        self.spans.open(checkpoint, filter(self.holds, wanted))
+        held = SpansInOrder(one.id for one in self._ranges)
+        self.spans.open(checkpoint, (task for task in wanted if held.met_by(task.span)))
         self.ddl.open(checkpoint, wanted)
         self._resolved = 0
         self._reported.clear()
@@ -275,13 +277,13 @@ class Processor:
             # may add spans that have received less.
             self._resolved = max(self._resolved, min(received, self.ddl.known))
 
-    def checkpoint_of(self, granted: Span) -> int:
-        """The ts up to which all wanted tables of a range are durable; never above the bound, nor above a DDL
-        whose spans we do not have yet (`passed`).
+    def checkpoints_of(self, ranges: Sequence[Span]) -> list[int]:
+        """For each range, the ts up to which all of its wanted tables are durable; never above the bound, nor
+        above a DDL whose spans we do not have yet (`passed`). The ranges do not overlap.
         """
         # docs/guarantees.md#after-resolved-r-no-row-at-or-below-r-appears-for-the-first-time
         bound = self.reach
-        return min(bound, self.spans.durable_in(granted, otherwise=bound))
+        return [min(bound, ts) for ts in self.spans.durable_in(ranges, otherwise=bound)]
 
     def over(self, records: Iterable[str]) -> None:
         """Report records of progress that are no longer needed: the owner deletes them."""
@@ -333,10 +335,8 @@ class Processor:
     def _checkpoints(self) -> list[RangeProgress]:
         if not self._is_confirmed:
             return []
-        return [
-            RangeProgress(one.id, one.token, self.checkpoint_of(one.id), self._resolved)
-            for one in self._ranges
-        ]
+        found = zip(self._ranges, self.checkpoints_of([one.id for one in self._ranges]), strict=True)
+        return [RangeProgress(one.id, one.token, ts, self._resolved) for one, ts in found]
 
     @property
     def _ddl(self) -> KnownDdl:
