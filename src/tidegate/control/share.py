@@ -31,7 +31,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from operator import le
 
 import numpy as np
@@ -41,6 +41,7 @@ from tidegate.control.division import divide
 from tidegate.control.holding import NOBODY, Holding
 from tidegate.control.partition import Part, Weights
 from tidegate.model.span import Span
+from tidegate.model.spans_in_order import joined
 
 Shares = dict[str, tuple[Span, ...]]
 """The ranges of each capture in key order, neighbours joined. A capture without work is absent."""
@@ -148,14 +149,16 @@ def moved(
 
 
 def _by_start(shares: Mapping[str, Sequence[Span]]) -> list[tuple[Span, str]]:
-    return sorted((span, name) for name, spans in shares.items() for span in spans)
+    found = [(span, name) for name, spans in shares.items() for span in spans]
+    return sorted(found, key=lambda one: one[0].start)
 
 
 def _givers(span: Span, old: Sequence[tuple[Span, str]]) -> Iterator[tuple[Span, str]]:
     """The parts of a span with the capture that had each ("": none), in key order."""
     at = span.start
     first = max(0, bisect_right(old, at, key=lambda one: one[0].start) - 1)
-    for had, giver in islice(old, first, None):
+    for place in range(first, len(old)):
+        had, giver = old[place]
         part = had.intersect(span)
         if part is None:
             # The ranges are in order, so no later one can meet the span. An earlier one may only end before
@@ -238,7 +241,8 @@ def _holders(
 ) -> npt.NDArray[np.int64]:
     """For each piece, the number of the capture with its first key, otherwise of one with any of its keys."""
     holders = np.full(len(keys), NOBODY)
-    ranges = [(number, span) for number, name in enumerate(captures) for span in before.get(name, ())]
+    # Joined, because a capture may have thousands of neighbouring ranges.
+    ranges = [(number, span) for number, name in enumerate(captures) for span in joined(before.get(name, ()))]
     for number, span in ranges:
         first, end = _within(keys, span)
         holders[first:end] = number

@@ -5,12 +5,13 @@ The key space may be cut only at the starts of these spans. Their loads say what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.share import Piece
 from tidegate.model.span import Span
+from tidegate.model.spans_in_order import SpansInOrder
 from tidegate.server.catalogue.stripes import ids_of
 
 IDLE_LOAD: Final = 512.0
@@ -19,6 +20,21 @@ WORTH: Final = float(1 << 20)
 """Bytes per second of the whole changefeed below which every span counts the same, because there is
 no load.
 """
+
+
+class _InOrder(NamedTuple):
+    """The spans in key order. They are sorted once for each change, not for each question."""
+
+    tasks: Sequence[SpanTask]
+    spans: SpansInOrder
+    equal: Sequence[Piece]
+    """The pieces while there is no load."""
+
+    @classmethod
+    def of(cls, tasks: Iterable[SpanTask]) -> _InOrder:
+        ordered = sorted(tasks, key=lambda task: task.span.start)
+        pieces = [Piece(task.span, 1.0) for task in ordered]
+        return cls(ordered, SpansInOrder(task.span for task in ordered), pieces)
 
 
 class DeliveredSpans:
@@ -31,18 +47,23 @@ class DeliveredSpans:
         """By capture, the loads it has last reported, in bytes per second; only its spans with the most."""
         self.changes = 0
         """How often the spans have changed."""
+        self._in_order: _InOrder | None = None
+        """`tasks` in order; None: they have changed."""
 
     def begin(self, tasks: Iterable[SpanTask]) -> None:
         """Set the spans that are delivered at the stored checkpoint."""
         self.tasks = {task.id: task for task in tasks}
         self.changes += 1
+        self._in_order = None
 
     def passed(self, batch: DdlBatch) -> None:
         """Follow a DDL that the checkpoint has passed."""
         for name in batch.removed:
             self.tasks.pop(name, None)
         self.tasks |= {task.id: task for task in batch.added}
-        self.changes += bool(batch.removed or batch.added)
+        if batch.removed or batch.added:
+            self.changes += 1
+            self._in_order = None
 
     def forget(self, captures: Iterable[str]) -> None:
         """Forget the loads of captures that are gone."""
@@ -70,17 +91,25 @@ class DeliveredSpans:
         ]
 
     @property
-    def pieces(self) -> tuple[list[Piece], bool]:
+    def in_order(self) -> Sequence[SpanTask]:
+        """The spans in key order, as `pieces` has them."""
+        return self._ordered().tasks
+
+    def _ordered(self) -> _InOrder:
+        if self._in_order is None:
+            self._in_order = _InOrder.of(self.tasks.values())
+        return self._in_order
+
+    @property
+    def pieces(self) -> tuple[Sequence[Piece], bool]:
         """The pieces of the key space in key order, and whether their weights are bytes per second."""
-        said = self._said()
-        loads = {name: float(said.get(name, 0)) for name in self.tasks}
-        in_bytes = sum(loads.values()) >= WORTH
-        ordered = sorted(self.tasks.values(), key=lambda task: task.span.start)
-        return [
-            Piece(task.span, IDLE_LOAD + loads[task.id] if in_bytes else 1.0) for task in ordered
-        ], in_bytes
+        said = {name: load for name, load in self._said().items() if name in self.tasks}
+        tasks, _, equal = self._ordered()
+        if sum(said.values()) < WORTH:
+            return equal, False
+        return [Piece(task.span, IDLE_LOAD + said.get(task.id, 0)) for task in tasks], True
 
     def tables_in(self, span: Span) -> list[int]:
         """The tables and partitions of a range whose rows are delivered at the checkpoint."""
-        found = (task for task in self.tasks.values() if span.intersect(task.span) is not None)
-        return sorted({table for task in found for table in ids_of(task)})
+        tasks, spans, _ = self._ordered()
+        return sorted({table for place in spans.met_by(span) for table in ids_of(tasks[place])})

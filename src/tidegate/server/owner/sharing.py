@@ -168,9 +168,7 @@ class Sharing:
         pieces, in_bytes = self.spans.pieces
         by_table = {
             table: piece
-            for piece, task in zip(
-                pieces, sorted(self.spans.tasks.values(), key=lambda task: task.span.start), strict=True
-            )
+            for piece, task in zip(pieces, self.spans.in_order, strict=True)
             for table in ids_of(task)
         }
         before = self.now
