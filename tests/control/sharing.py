@@ -121,27 +121,36 @@ def _in_any_order(self: Processor, message: FromOwner) -> bool:
     return _receive(self, message)
 
 
-def _any_report(self: GrantedRanges, capture: str, incarnation: int, granted: GrantedRange) -> Any:
-    return self._ranges.get(granted.id)
+def _any_report(
+    self: GrantedRanges, capture: str, incarnation: int, progress: Iterable[RangeProgress]
+) -> bool:
+    for one in progress:
+        if (holder := self._holders.get(one.id)) is not None:
+            held = self._held[holder]
+            place = held.places[one.id]
+            held.checkpoints[place] = max(one.checkpoint_ts, held.checkpoints[place])
+            held.resolved[place] = max(one.resolved_ts, held.resolved[place])
+    self._least = None
+    return True
 
 
 def _with_old_edges(
     self: GrantedRanges, capture: str, incarnation: int, ranges: Sequence[GrantedRange]
 ) -> None:
-    before = list(self._ranges.items())
+    before = self.progress()
     _grant(self, capture, incarnation, ranges)
     for new in ranges:
-        known = [one.checkpoint for span, one in before if span.intersect(new.id) is not None]
-        self._ranges[new.id].checkpoint = max(known, default=0)
+        known = [checkpoint for _, span, _, checkpoint, _ in before if span.intersect(new.id) is not None]
+        held = self._held[capture]
+        held.checkpoints[held.places[new.id]] = max(known, default=0)
 
 
 def _for_all_ranges(
     self: GrantedRanges, capture: str, incarnation: int, progress: Iterable[RangeProgress]
 ) -> bool:
     reached = min((one.checkpoint_ts for one in progress), default=0)
-    for known in self._ranges.values():
-        if known.capture == capture:
-            known.checkpoint = max(reached, known.checkpoint)
+    if (held := self._held.get(capture)) is not None:
+        held.checkpoints = [max(reached, one) for one in held.checkpoints]
     self._least = None
     return _report(self, capture, incarnation, progress)
 
@@ -171,7 +180,7 @@ PATCHES: Final[Mapping[str, tuple[type, str, Any]]] = {
     "edges": (GrantedRanges, "grant", _with_old_edges),
     "ranges_in_reports": (GrantedRanges, "report", _for_all_ranges),
     "version": (AbleCaptures, "able", _of_any_version),
-    "old_reports": (GrantedRanges, "_of", _any_report),
+    "old_reports": (GrantedRanges, "report", _any_report),
 }
 """Guards of the machines: where they are, and what is there without them. `Model` has the others."""
 

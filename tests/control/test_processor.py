@@ -59,7 +59,7 @@ def test_messages_are_the_documents_and_survive_the_wire() -> None:
     found = to_json(dispatch)
     assert found["type"] == "dispatch"
     assert found["header"]["owner-rev"] == 1
-    assert found["ranges"] == [{"id": ["", ""], "token": [1, 1]}]
+    assert found["ranges"] == ["--1-1"]
     assert {"owner-version", "header", "type"} == to_json(messages[0]).keys()
     with pytest.raises(ValueError, match="does not belong here"):
         parse(to_json(messages[0]), FROM_PROCESSOR)

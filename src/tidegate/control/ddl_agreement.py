@@ -13,6 +13,7 @@ than we do is compared once we know as much.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from typing import Any
 
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.ddl_log import NOTHING, DdlLog, KnownDdl
@@ -40,11 +41,12 @@ class DdlAgreement:
 
     def begin(self, capture: str, captures: Set[str]) -> None:
         """A capture begins another incarnation; those that have no range any more are forgotten."""
-        self._said = {name: said for name, said in self._said.items() if name in captures}
-        self._others = {name: said for name, said in self._others.items() if name in captures}
-        self._agreed = {name: ts for name, ts in self._agreed.items() if name in captures}
+        held: tuple[dict[str, Any], ...] = (self._said, self._others, self._agreed, self._agreed_to)
+        for of_captures in held:
+            for name in of_captures.keys() - captures:
+                del of_captures[name]
         # The new incarnation may have opened its catalogue again: what the old one knew proves nothing.
-        self._agreed_to = {n: ts for n, ts in self._agreed_to.items() if n in captures and n != capture}
+        self._agreed_to.pop(capture, None)
 
     def learn(self, batches: Iterable[DdlBatch], known: int, captures: Set[str]) -> None:
         """Learn DDL, in order; all DDL up to `known` is known afterwards."""

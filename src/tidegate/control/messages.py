@@ -8,14 +8,21 @@ message has ranges, each with a token, and contains *all* that its sender knows:
 Dispatch before it, and a Sync replaces all that the owner knew of a processor. So a lost or repeated message
 does no harm. The sequence in the header shows that a message is late. A Checkpoint is never too late: for a
 range, token and incarnation the greatest checkpoint counts.
+
+There may be thousands of ranges in a message, and many such messages a second. So in JSON they are columns,
+and a range with its token is one text:
+
+    {"ranges": ["-7480-7-12", "7480--7-12"], "checkpoints": [412, 410], "resolved": [415, 415]}
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, Final, overload
 
 from tidegate.control.ddl_log import NOTHING, KnownDdl
 from tidegate.control.grants import GrantedRange
@@ -128,6 +135,54 @@ class RangeProgress:
     """Everything is received up to this ts."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RangeColumns(Sequence[RangeProgress]):
+    """The progress of ranges in columns, as it is sent. As a sequence it has a `RangeProgress` a range.
+
+    All ranges of a capture are usually reported together. An owner that takes whole columns needs neither an
+    object nor a look-up for each range (`control.granted_ranges`).
+    """
+
+    granted: tuple[GrantedRange, ...]
+    checkpoints: Sequence[Timestamp]
+    resolved: Sequence[Timestamp]
+
+    @classmethod
+    def of(cls, progress: Iterable[RangeProgress]) -> RangeColumns:
+        """The columns of some progress."""
+        if isinstance(progress, cls):
+            return progress
+        rows = list(progress)
+        return cls(
+            tuple(GrantedRange(one.id, one.token) for one in rows),
+            list(map(attrgetter("checkpoint_ts"), rows)),
+            list(map(attrgetter("resolved_ts"), rows)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.granted)
+
+    def __iter__(self) -> Iterator[RangeProgress]:
+        for one, checkpoint, resolved in zip(self.granted, self.checkpoints, self.resolved, strict=True):
+            yield RangeProgress(one.id, one.token, checkpoint, resolved)
+
+    @overload
+    def __getitem__(self, at: int) -> RangeProgress: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[RangeProgress, ...]: ...
+    def __getitem__(self, at: int | slice) -> RangeProgress | tuple[RangeProgress, ...]:
+        return tuple(self)[at]
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to any list or tuple of the same progress, which a message may have in its place."""
+        return (
+            tuple(self) == tuple(other) if isinstance(other, (RangeColumns, list, tuple)) else NotImplemented
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
 @dataclass(frozen=True, slots=True)
 class Sync:
     """The whole state of a processor for a feed."""
@@ -212,13 +267,82 @@ def _word(kind: type[StrEnum]) -> Form:
     return Form(str, load)
 
 
-_WIRE: Final = Wire({"Wish": _word(Wish), "RangeState": _word(RangeState)}, separator="-")
+RANGES_REMEMBERED: Final = 1 << 15
+"""Granted ranges of which the objects are kept, so that messages about the same range have the same object:
+at most 20 MB. The oldest are dropped, and made again if they come again."""
+
+
+def _text_of(one: GrantedRange) -> str:
+    """A granted range as `START-END-OWNER_REV-GRANT_SEQ`, with keys in hex."""
+    (owner_rev, grant_seq), span = one.token, one.id
+    return f"{span.start.hex()}-{span.end.hex()}-{owner_rev}-{grant_seq}"
+
+
+@lru_cache(RANGES_REMEMBERED)
+def _granted(text: str) -> GrantedRange:
+    """The inverse of `_text_of`; raises ValueError."""
+    start, end, owner_rev, grant_seq = text.split("-")
+    span = FORMS["Span"].load([start, end])
+    found = GrantedRange(span, (int(owner_rev), int(grant_seq)))
+    # Python reads numbers and hex in many forms, and a range has one.
+    if _text_of(found) != text:
+        raise ValueError(f"{text!r:.80} is no granted range")
+    return found
+
+
+def _granted_ranges(value: Any) -> tuple[GrantedRange, ...]:
+    if not isinstance(value, list) or not set(map(type, value)) <= {str}:
+        raise ValueError("a list of granted ranges is none")
+    return tuple(map(_granted, value))
+
+
+_STATES: Final = {str(one): one for one in RangeState}
+
+
+def _statuses(value: Any) -> tuple[RangeStatus, ...]:
+    if not isinstance(value, dict) or value.keys() != {"ranges", "states"}:
+        raise ValueError("columns of states are none")
+    granted, words = _granted_ranges(value["ranges"]), value["states"]
+    if not isinstance(words, list) or len(words) != len(granted) or not set(map(type, words)) <= {str}:
+        raise ValueError("a column of states is no list of one state a range")
+    if unknown := set(words) - _STATES.keys():
+        raise ValueError(f"{min(unknown)!r:.80} is no state of a range")
+    return tuple(
+        RangeStatus(one.id, one.token, _STATES[word]) for one, word in zip(granted, words, strict=True)
+    )
+
+
+def _statuses_as_json(statuses: Sequence[RangeStatus]) -> dict[str, Any]:
+    ranges = [_text_of(GrantedRange(one.id, one.token)) for one in statuses]
+    return {"ranges": ranges, "states": [str(one.state) for one in statuses]}
+
+
+_COLUMNS: Final = frozenset({"ranges", "checkpoints", "resolved"})
+
+
+def _columns(value: Any) -> RangeColumns:
+    if not isinstance(value, dict) or value.keys() != _COLUMNS:
+        raise ValueError("columns of progress are none")
+    granted, numbers = _granted_ranges(value["ranges"]), (value["checkpoints"], value["resolved"])
+    for column in numbers:
+        if not isinstance(column, list) or len(column) != len(granted) or not set(map(type, column)) <= {int}:
+            raise ValueError("a column of progress is no list of one number a range")
+    return RangeColumns(granted, *numbers)
+
+
+def _columns_as_json(progress: Sequence[RangeProgress]) -> dict[str, Any]:
+    found = RangeColumns.of(progress)
+    ranges = list(map(_text_of, found.granted))
+    return {"ranges": ranges, "checkpoints": list(found.checkpoints), "resolved": list(found.resolved)}
+
+
+_WIRE: Final = Wire({"Wish": _word(Wish)}, separator="-")
 _WIRE.add({"Header": _WIRE.part(Header), "LoadState": _WIRE.part(LoadState)})
 _WIRE.add({"KnownDdl": _WIRE.part(KnownDdl)})
 _WIRE.add({"ProcessorStatus": _WIRE.part(ProcessorStatus), "Failed | None": _WIRE.option(Failed)})
-_WIRE.add({"Sequence[GrantedRange]": _WIRE.parts(GrantedRange)})
-_WIRE.add({"Sequence[RangeStatus]": _WIRE.parts(RangeStatus)})
+_WIRE.add({"Sequence[GrantedRange]": Form(lambda ranges: list(map(_text_of, ranges)), _granted_ranges)})
+_WIRE.add({"Sequence[RangeStatus]": Form(_statuses_as_json, _statuses)})
 _WIRE.add({"Sequence[Span]": listed(FORMS["Span"])})
-_WIRE.add({"Sequence[RangeProgress]": _WIRE.parts(RangeProgress)})
+_WIRE.add({"Sequence[RangeProgress]": Form(_columns_as_json, _columns)})
 to_json: Final = _WIRE.to_json
 parse: Final = _WIRE.parse

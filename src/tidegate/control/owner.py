@@ -296,8 +296,10 @@ class Owner:
         This waits until DDL is known beyond everything that was reported or sent: after a loss of the event
         store, or a takeover by another capture, a range may be further than DDL is known.
         """
-        known = max(self.ranges.furthest, self._out, self.resolved_sent)
-        if self._partitions_asked and not self.barrier.switch_ts and self.barrier.resolved >= known:
+        # First, because it is so at nearly every tick, and `furthest` goes through all ranges.
+        if not self._partitions_asked or self.barrier.switch_ts:
+            return
+        if self.barrier.resolved >= max(self.ranges.furthest, self._out, self.resolved_sent):
             self.barrier.switch()
 
     def _send(self, now: float) -> SendDdl | SendResolved | SendRepartition | None:

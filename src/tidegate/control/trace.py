@@ -8,7 +8,7 @@ code or the record has changed.
 
 A segment is a head and the events after it, one JSON object a line:
 
-    {"trace": 4, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
+    {"trace": 5, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
     {"n": 1, "event": "report", "set": {...}, "args": [...], "named": {...}, "gave": ..., "shows": [...]}
 
     state   all that the machine holds when the segment begins
@@ -58,6 +58,7 @@ from tidegate.control.ddl_agreement import DdlAgreement
 from tidegate.control.ddl_log import DdlLog
 from tidegate.control.ended_records import EndedRecords
 from tidegate.control.granted_ranges import GrantedRanges
+from tidegate.control.messages import RangeColumns
 from tidegate.control.open_spans import OpenSpans
 from tidegate.control.outbox import Outbox
 from tidegate.control.owner import Owner
@@ -66,7 +67,7 @@ from tidegate.control.received import Inbox
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.model import ddl, reports, span
 
-VERSION: Final = 4
+VERSION: Final = 5
 """The version of the lines' form and of the machines' state. Records of another version are refused."""
 Record = dict[str, Any]
 
@@ -147,7 +148,8 @@ def encode(value: Any) -> Any:
             return {"bytes": value.hex()}
         case list():
             return [encode(one) for one in value]
-        case tuple():
+        # Columns are recorded by range, like the tuple that they are equal to.
+        case tuple() | RangeColumns():
             return {"tuple": [encode(one) for one in value]}
         case deque():
             return {"deque": [encode(one) for one in value]}
