@@ -21,6 +21,9 @@ Second table, from the first division on, all captures and the owner one after a
 - a capture: reads its Dispatch, opens its tables, answers. They do so at the same time in life. Not measured
   with a range for each table: the product gives a capture at most 8 ranges.
 
+A line for a processor that has `--ranges` ranges with one table each: it opens them; a tick after which
+nothing has changed; a tick in which all tables have advanced, with the message as JSON.
+
 A third table repeats `benchmarks.share`: equal tables, of which 1 % then get 90 % of the bytes. Loads are the
 greatest as a multiple of the mean, and the goal is at most 1.2.
 """
@@ -39,6 +42,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import orjson
 from benchmarks.share import Figures, measure
 from benchmarks.show import machine, table
 
@@ -46,11 +50,12 @@ from tidegate import __version__
 from tidegate.control.barrier import Barrier, SpanTask
 from tidegate.control.ddl_log import DdlLog, KnownDdl
 from tidegate.control.gc import History
-from tidegate.control.grants import Grant, shared_out
+from tidegate.control.grants import Grant, GrantedRange, shared_out
 from tidegate.control.messages import (
     FROM_OWNER,
     FROM_PROCESSOR,
     Checkpoint,
+    Dispatch,
     FromProcessor,
     Header,
     ProcessorStatus,
@@ -162,7 +167,7 @@ class Cluster:
     def receive(self, messages: Sequence[bytes]) -> None:
         """Let the owner read messages."""
         for data in messages:
-            message = parse(json.loads(data), FROM_PROCESSOR)
+            message = parse(orjson.loads(data), FROM_PROCESSOR)  # as `ProcessorLink` reads them
             peer = self.peers[message.header.capture]
             self.reports.take(peer, message, self.owner, self.now, loading=False)
 
@@ -336,7 +341,7 @@ def measure_start(count: int, captures: int, *, apart: bool) -> Scheduled:
 def _begin(cluster: Cluster, data: bytes, watch: Watch) -> list[bytes]:
     """A processor takes a Dispatch up. Returns its messages."""
     with watch.over("capture"):
-        dispatch = parse(json.loads(data), FROM_OWNER)
+        dispatch = parse(orjson.loads(data), FROM_OWNER)
         to = dispatch.header
         header = Header(to.cluster, to.changefeed, to.instance, 0, to.capture, to.capture_epoch, 1)
         processor = Processor(header, __version__, 4)
@@ -345,6 +350,31 @@ def _begin(cluster: Cluster, data: bytes, watch: Watch) -> list[bytes]:
         assert processor.dispatch is not None
         processor.started(processor.dispatch.incarnation, {})
         return [wire(one) for one in processor.tick(cluster.now)]
+
+
+def measure_processor(ranges: int) -> Watch:
+    """The line for a processor."""
+    watch, tasks = Watch(), tables(ranges)
+    spans = ALL.cut_at([task.span.start for task in tasks[1:]])
+    granted = [GrantedRange(span, (1, 1)) for span in spans]
+    header = Header(1, str(FEED), "i", 1, "c000", 1, 1)
+    processor = Processor(header, __version__, 4)
+    dispatch = Dispatch(header, Wish.RUN, 1, granted, 1 << 50, START, False)
+    processor.receive(parse(orjson.loads(json.dumps(to_json(dispatch))), FROM_OWNER))
+    with watch.over("open"):
+        processor.open(START, tasks, [], 1 << 50)
+    processor.started(1, {})
+    processor.tick(0.0)  # which sends a Sync; the next one is due 5 s later
+    for ts in range(START + 1, START + 1 + ROUNDS):
+        with watch.over("still"):
+            assert not processor.tick(0.0)
+        reached = dict.fromkeys(processor.spans.ids, ts)
+        processor.report((1, 1), 1, reached)
+        processor.resolve(reached)
+        with watch.over("all advanced"):
+            (message,) = processor.tick(0.0)
+            orjson.dumps(to_json(message))
+    return watch
 
 
 def skews() -> list[Figures]:
@@ -380,6 +410,9 @@ def main() -> None:
         for one in starts
     ]
     print(table([("tables", "captures", "ranges", "owner", "a capture"), *rows]))
+    of_processor = measure_processor(options.ranges)
+    words = ", ".join(f"{name} {of_processor.words(name)}" for name in of_processor.ms)
+    print(f"\na processor of {options.ranges:,} ranges, ms: {words}")
     skewed = skews()
     print("\n1 % of the tables get 90 % of the bytes: the greatest load")
     loads = [
@@ -392,6 +425,7 @@ def main() -> None:
             "machine": machine(),
             "ticks_ms": {count: one.ms for count, one in ticks.items()},
             "starts": [asdict(one) for one in starts],
+            "processor_ms": of_processor.ms,
             "skews": [asdict(one) for one in skewed],
         }
         options.json.write_text(json.dumps(body, indent=1) + "\n")

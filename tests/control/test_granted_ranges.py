@@ -23,7 +23,7 @@ CAPTURES = ("a", "b", "c")
 
 @dataclass
 class PlainRange:
-    """What is known of one range."""
+    """The owner's knowledge of one range."""
 
     capture: str
     granted: GrantedRange

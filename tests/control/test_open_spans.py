@@ -24,7 +24,7 @@ def pieces(draw: st.DrawFn) -> list[Span]:
 def test_a_range_is_durable_up_to_the_least_of_its_spans(
     ranges: list[Span], held: list[Span], data: st.DataObject
 ) -> None:
-    """Also if a span lies in several ranges."""
+    """Also if a span is in several ranges."""
     tasks = [SpanTask(str(at), span, at, data.draw(st.integers(10, 20))) for at, span in enumerate(held)]
     spans = OpenSpans()
     spans.open(10, tasks)
