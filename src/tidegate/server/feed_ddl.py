@@ -83,6 +83,12 @@ class FeedDdl:
         """Whether `open` was successful and the catalogue is not broken."""
         return self._tracker is not None and not self._tracker.broken
 
+    def has_passed_over(self, checkpoint: int) -> bool:
+        """Whether a view that is opened at the checkpoint would differ from this one, which must be open:
+        this one has passed over a job at or below it, as `ignore-txn-start-ts` says.
+        """
+        return self.tracker.has_passed_over(checkpoint)
+
     async def open(
         self, checkpoint: int, waits: Callable[[str], None], held_from: int = 0
     ) -> tuple[list[DdlBatch], int]:

@@ -108,6 +108,14 @@ class SchemaTracker:
         """
         return self._must_reopen or self._shared.catalogue.broken
 
+    def has_passed_over(self, ts: int) -> bool:
+        """Whether it lacks what a job at or below `ts` did: a refused one that the feed was set to pass over.
+
+        A view that is opened at `ts` reads from upstream what the job did. Views that begin on both sides of
+        the job want different tables, so one that has passed over it must not be used from `ts` on.
+        """
+        return bool(self._shared.catalogue.missing(ts, self._given.concerned))
+
     def begin(self, checkpoint: int, resolved: int) -> tuple[list[DdlBatch], int]:
         """Begin at the checkpoint; what was finished at or before it is history.
 

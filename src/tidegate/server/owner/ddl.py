@@ -66,6 +66,11 @@ class OwnerDdl:
         self._ddl = ddl
         return found
 
+    def has_passed_over(self, checkpoint: int) -> bool:
+        """As `FeedDdl.has_passed_over`; it must be open."""
+        assert self._ddl is not None
+        return self._ddl.has_passed_over(checkpoint)
+
     def try_again(self) -> None:
         """Follow the DDL span from the stored checkpoint if its history from before is gone: the open
         catalogue knows the DDL up to there.

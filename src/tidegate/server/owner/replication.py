@@ -111,6 +111,7 @@ class Replication:
         self.ddl.floors_have_moved()  # what has changed while it did not follow
         try:
             while not self._effects.is_target_reached:
+                await self._renew_view()
                 await self._start_incarnation()
                 await self._deliver()
                 if not self._effects.is_target_reached:  # the next one has other shares, or another layout
@@ -191,6 +192,21 @@ class Replication:
         )
         node.follow(trace.OWNER, str(record.id), self.owner)
         self.owner.learn(batches, known)
+
+    async def _renew_view(self) -> None:
+        """Open the catalogue again if this view has passed over a job below the checkpoint.
+
+        Processors do the same when they begin (`Openings.open`). A processor that opens its catalogue behind
+        the job sees what it did, and wants other tables than a view that has passed over it.
+        """
+        owner, record = self.owner, self._record
+        assert owner is not None
+        if not self.ddl.has_passed_over(owner.checkpoint):
+            return
+        # The new machine begins at the stored checkpoint, and users must not see the checkpoint fall.
+        await record.store_last(owner.checkpoint)
+        if self.ddl.has_passed_over(record.persisted):
+            await self._open()
 
     # --- an incarnation ------------------------------------------------------------------------------
 

@@ -50,10 +50,7 @@ def words_of_disagreement(disagreement: tuple[str, KnownDdl] | None) -> str:
     if disagreement is None:
         return ""
     capture, known = disagreement
-    return (
-        f"agreement on DDL: capture {capture} knows other DDL up to ts {known.upto} than the owner; "
-        "if ignore-txn-start-ts names a DDL that was passed over, pause and resume the changefeed"
-    )
+    return f"agreement on DDL: capture {capture} knows other DDL up to ts {known.upto} than the owner"
 
 
 def words_of_release(state: str, needed: int, gc_ttl_s: int) -> str:

@@ -86,6 +86,13 @@ class Opening:
         self._report_needs()
         self.arrivals.check_beginning_of(machine.spans.ids)
 
+    def serves(self, checkpoint: int) -> bool:
+        """Whether it need not be opened again to begin at this checkpoint: it knows the DDL up to there, and
+        wants the tables that the owner wants. The owner opens its view again if it has passed over a job
+        below the checkpoint (`Replication`), so a processor does that, too.
+        """
+        return self._machine.ddl.known >= checkpoint and not self.ddl.has_passed_over(checkpoint)
+
     def raise_to(self, checkpoint: int) -> None:
         """Raise its spans to the stored checkpoint, because it may have been opened long before."""
         machine = self._machine

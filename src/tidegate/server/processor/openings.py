@@ -79,7 +79,7 @@ class Openings:
         ranges = tuple(one.id for one in dispatch.ranges)
         same = opening is not None and (opening.plan, opening.ranges) == (plan, ranges)
         is_open = opening is not None and same and machine.spans.is_open and opening.ddl.is_open
-        if opening is not None and is_open and machine.ddl.known >= dispatch.checkpoint:
+        if opening is not None and is_open and opening.serves(dispatch.checkpoint):
             opening.raise_to(dispatch.checkpoint)
             self.is_ready = True
             return
