@@ -24,8 +24,10 @@ from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.etcd.session import Session
 
 NAME_FILE: Final = "capture-name"
-LOOK_S: Final = 0.25
-"""How often a standby checks whether it is the owner."""
+LOOK_S: Final = 0.1
+"""How often a standby checks whether it is the owner: one small request to etcd. After the loss of an owner
+nothing is announced until then.
+"""
 CHECK_S: Final = 0.1
 """How often a capture checks whether its session is still valid."""
 AGAIN_S: Final = 1.0
