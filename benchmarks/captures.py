@@ -76,10 +76,18 @@ class Captures(Many):
     """The product with several captures."""
 
     def __init__(
-        self, folder: Path, upstream: Upstream, sink_uri: str, etcd: str, names: str, ttl: int
+        self,
+        folder: Path,
+        upstream: Upstream,
+        sink_uri: str,
+        etcd: str,
+        names: str,
+        ttl: int,
+        cores: int = 1,
     ) -> None:
+        """`cores`: how many cores the application of each capture uses."""
         super().__init__(folder, upstream, sink_uri)
-        self._etcd, self._names, self._ttl = etcd, names, ttl
+        self._etcd, self._names, self._ttl, self._cores = etcd, names, ttl, cores
         self.addresses: dict[str, str] = {}
         self._client = httpx.Client(timeout=30, trust_env=False)
 
@@ -93,7 +101,12 @@ class Captures(Many):
         """Start one capture with its own data folder. After a restart it has the same port."""
         command = tidegate("server", "--pd", self.pd, "--data-dir", self.folder / name, "--json")
         command += ["--etcd", self._etcd, "--session-ttl", str(self._ttl), "--log-level", "warn"]
-        command += ["--spark-master", "local[1]", "--addr", self.addresses.get(name, "127.0.0.1:0")]
+        command += [
+            "--spark-master",
+            f"local[{self._cores}]",
+            "--addr",
+            self.addresses.get(name, "127.0.0.1:0"),
+        ]
         child = self._child(name, command)
         self.addresses[name] = child.wait_line(lambda line: "addr" in line, READY_S)["addr"]
 
