@@ -1,4 +1,4 @@
-"""The history of upstream that a processor asks for before it knows what it will read."""
+"""A processor says at once which history it needs, and that it has given up its ranges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.clock import SystemClock
 from tidegate.control.grants import GrantedRange
-from tidegate.control.messages import Dispatch, FromProcessor, Header, Sync, Wish, to_json
+from tidegate.control.messages import Dispatch, DispatchResponse, FromProcessor, Header, Sync, Wish, to_json
 from tidegate.control.metadata import FeedId
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
@@ -31,12 +31,8 @@ def needs(said: list[FromProcessor]) -> list[tuple[int, int]]:
     return [(one.last_sequence, one.needs) for one in said if isinstance(one, Sync)]
 
 
-def test_all_that_is_held_is_needed_from_the_first_sync_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With this Sync the owner takes the Dispatch as received, and holds only what the Sync says."""
-    monkeypatch.setattr("tidegate.control.outbox.SYNC_S", 0.0)
-    said: list[FromProcessor] = []
+def never_open(said: list[FromProcessor]) -> FeedProcessor:
+    """A processor that waits for the metadata store for ever. `said`: gets its messages."""
     node: Any = SimpleNamespace(
         cluster=1, capture="a", shared="", epoch=1, pulse=Pulse(), clock=SystemClock()
     )
@@ -47,7 +43,16 @@ def test_all_that_is_held_is_needed_from_the_first_sync_on(
         await asyncio.sleep(3600)
 
     node.read = never
-    processor = FeedProcessor(node, FeedId("default", "one"))
+    return FeedProcessor(node, FeedId("default", "one"))
+
+
+def test_all_that_is_held_is_needed_from_the_first_sync_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With this Sync the owner takes the Dispatch as received, and holds only what the Sync says."""
+    monkeypatch.setattr("tidegate.control.outbox.SYNC_S", 0.0)
+    said: list[FromProcessor] = []
+    processor = never_open(said)
 
     async def steps() -> None:
         processor.box.put(asked(1, Wish.PREPARE, checkpoint=500, needed=300))
@@ -61,5 +66,23 @@ def test_all_that_is_held_is_needed_from_the_first_sync_on(
         await asyncio.sleep(0)
         await processor._step()
         assert needs(said)[-1] == (3, MAX)
+
+    asyncio.run(steps())
+
+
+def test_ranges_are_given_up_before_the_next_ones_are_opened() -> None:
+    """The owner waits for this answer, and nothing of the changefeed is delivered meanwhile."""
+    said: list[FromProcessor] = []
+    processor = never_open(said)
+
+    async def steps() -> None:
+        processor.box.put(asked(1, Wish.PREPARE, checkpoint=500, needed=300))
+        await processor._step()
+        processor._wake.clear()
+        await asyncio.sleep(0)
+        assert processor._wake.is_set(), "the answer would wait until all is open"
+        await processor._step()
+        assert [one.answers for one in said if isinstance(one, DispatchResponse)] == [1]
+        await processor._end_work()
 
     asyncio.run(steps())

@@ -38,8 +38,9 @@ Start = Callable[..., Running]
 def fenced(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Whom owners have fenced, round by round; the sink of these tests is a file."""
     found: list[set[str]] = []
-    monkeypatch.setattr(feed_shares, "fence_writers", lambda plan, writers, alive: found.append(set(writers)))
+    monkeypatch.setattr(feed_shares, "fence_writers", lambda plan, sink, writers, _: found.append({*writers}))
     monkeypatch.setattr(KafkaSink, "fence", lambda self, writers, prove: found.append(set(writers)))
+    monkeypatch.setattr(KafkaSink, "connect", lambda self, writers: None)
     monkeypatch.setattr("tidegate.server.owner.able_captures.JOIN_S", 0.5)
     # Otherwise a capture that a test has ended gets no ranges for 10 s; `test_shares` is about that.
     monkeypatch.setattr("tidegate.server.owner.peers.SHUN_S", 0.5)

@@ -13,6 +13,7 @@ import pytest
 from tests.server.test_node import metadata, owner
 from tests.sink.test_kafka_owner import event
 
+from tidegate.clock import SystemClock
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import DdlBatch
@@ -25,6 +26,7 @@ from tidegate.model.span import Span
 from tidegate.server.delivery.plan import FeedPlan, Paths
 from tidegate.server.delivery.sink_thread import SinkThread, open_sink
 from tidegate.server.node import Node
+from tidegate.server.owner.hand_over import HandOver
 from tidegate.server.owner.peers import Peers
 from tidegate.server.owner.processor_link import ProcessorLink
 from tidegate.server.owner.record import FeedRecord
@@ -124,6 +126,7 @@ def test_a_fence_of_many_writers_does_not_seem_to_hang(
         halves = {node.capture: [Span(b"", b"m")], "there": [Span(b"m", b"")]}
         grants = await node.share_out(feed, "i", node.token(), halves, dict.fromkeys(halves, 25))
         await shares.fence_all(plan, grants, watched)
+        await shares.settle(grants)
 
     asyncio.run(fence())
     watched.end()
@@ -148,10 +151,12 @@ class Beginning:
         self._effects = SimpleNamespace(begin=lambda: None)
         self._check_sink = lambda: None
         self._pause = SimpleNamespace(begin=lambda: None)
+        self._steps = HandOver(SystemClock())
         self.shares = SimpleNamespace(
             raise_grants=self._logged("store the grants", grants),
             lead=lambda grants: "here",
             fence_all=self._logged("fence all writers"),
+            settle=self._logged("store that they are fenced"),
         )
         self.sink = SimpleNamespace(begin=lambda: None, open=self._logged("open the sink", opened))
         self.layout = SimpleNamespace(take_up=self._logged("take up the layout"))
@@ -178,6 +183,7 @@ def test_earlier_writers_are_fenced_before_the_sink_opens_and_work_begins(tmp_pa
         "store the grants",
         "fence all writers",
         "open the sink",
+        "store that they are fenced",
         "adopt the settings",
         "take up the layout",
         "here: run",

@@ -6,6 +6,7 @@ at the proof behind it, and after the progress was read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import ModuleType
 
@@ -122,3 +123,20 @@ def test_an_incarnation_that_was_replaced_does_not_begin_by_a_late_fence(place: 
     place.sink().check()
     with pytest.raises(Fenced):
         place.sink().fence(WRITERS, grants.prover(1))
+
+
+def test_a_prepared_fence_stops_nobody_until_it_fences(place: AtKafka) -> None:
+    """Its clients connect while the earlier writers still deliver."""
+    grants, old = Grants(), place.sink()
+    old.check()
+    old.fence(WRITERS, grants.prover(1))
+    writer = old.writer(0, grants.prover(1))
+    taker = place.sink(2)
+    taker.connect(WRITERS)
+    time.sleep(0.5)  # longer than a client takes to connect
+    send(place, writer, [("before", "1")], 5)
+    grants.current = 2
+    taker.fence_only(WRITERS, grants.prover(2))
+    with pytest.raises(Fenced):
+        send(place, writer, [("late", "1")], 6)
+    assert place.seen() == [("before", "1")]

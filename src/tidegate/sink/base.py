@@ -12,6 +12,11 @@ A sink whose rows are spread over partitions also has
 
     widen        adds partitions while the feed runs
 
+and one that several captures may write at once
+
+    connect      prepares a fence while the writers still write
+    fence_only   fences them, and reads nothing
+
 Exactly-once rests on this promise: after `fence`, a writer that was opened before it makes nothing durable,
 and a writer that is opened later under an older grant is refused because `prove` fails. So only writers of
 the new grant can add to the records that `fence` returns. One suite of tests checks every sink against this.
@@ -328,4 +333,25 @@ class PartitionedSink(Sink, Protocol):
 
         Raises InvalidInput if they cannot be added, and Retryable if the downstream does not answer.
         """
+        ...
+
+
+@runtime_checkable
+class SharedSink(Sink, Protocol):
+    """A sink that several captures may write at once. Their owner fences all of them before any begins, and
+    each reads then what is durable. Nothing is delivered meanwhile, so the owner prepares its fence before.
+    """
+
+    def connect(self, writers: Mapping[str, int]) -> None:
+        """Prepare `fence_only` for these writers, as `fence` takes them, instead of what was prepared before.
+
+        It fences nobody, does not wait for the downstream, and may be left out. The preparation is kept until
+        a `fence_only`, or a call without writers.
+        """
+        ...
+
+    def fence_only(
+        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+    ) -> None:
+        """As `fence`, but without reading the records."""
         ...

@@ -22,7 +22,7 @@ from tidegate.dispatcher.router import Router
 from tidegate.model.ddl import DdlEvent
 from tidegate.pipeline.exchange.feed import prove
 from tidegate.server.delivery.plan import FeedPlan
-from tidegate.sink.base import Form, OpenTransactions, OwnerSink, PartitionedOwner
+from tidegate.sink.base import Form, OpenTransactions, OwnerSink, PartitionedOwner, SharedSink
 
 T = TypeVar("T")
 
@@ -153,7 +153,9 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def fence_writers(plan: FeedPlan, writers: Mapping[str, int], alive: Callable[[], None]) -> None:
+def fence_writers(
+    plan: FeedPlan, sink: SharedSink, writers: Mapping[str, int], alive: Callable[[], None]
+) -> None:
     """Stop all writers of a feed on some captures, with the given numbers of slots. Blocks; raises as
     `Sink.fence`.
 
@@ -166,7 +168,7 @@ def fence_writers(plan: FeedPlan, writers: Mapping[str, int], alive: Callable[[]
         prove(plan.metadata, plan.cluster, plan.feed, plan.capture, grant)
 
     still_ours()  # an owner that wakes up long after must not fence the writers of its successor
-    plan.sink.fence(writers, still_ours, alive)
+    sink.fence_only(writers, still_ours, alive)
 
 
 OpenSink = Callable[[FeedPlan], OwnerSink]

@@ -27,11 +27,13 @@ from tidegate.control.messages import FromProcessor, Wish
 from tidegate.control.metadata import FeedError
 from tidegate.control.owner import Owner
 from tidegate.errors import Retryable
+from tidegate.log import event
 from tidegate.server.delivery.sink_thread import OpenedSink
 from tidegate.server.delivery.watch import LOOK_S
 from tidegate.server.node import Node
 from tidegate.server.owner.ddl import OwnerDdl
 from tidegate.server.owner.effects import OwnerEffects
+from tidegate.server.owner.hand_over import HandOver, Step
 from tidegate.server.owner.layout import FeedLayout
 from tidegate.server.owner.load_end import LoadEnd
 from tidegate.server.owner.peers import Peer, Peers
@@ -80,7 +82,7 @@ class Replication:
         self.peers = Peers()
         self._link = ProcessorLink(node, record.id, self.peers, self._terms, self._take_message, wake)
         self.reports = ProcessorReports(node.capture, self.peers, self._set_loads)
-        self.shares = FeedShares(node, record, self.peers, self._link, self.reports)
+        self.shares = FeedShares(node, record, self.peers, self._link, self.reports, wake)
         self.layout = FeedLayout(record, self._running, wake)
         self._effects = OwnerEffects(node, record, self.sink, self.shares.sharing, self.reports.totals, wake)
         self._load_end = LoadEnd(record, self.reports)
@@ -88,6 +90,7 @@ class Replication:
         """How long nothing was delivered when the key space was last divided again; None: it was not."""
         self._paused_at: float | None = None
         """When the incarnation ended for another division that is under way; None: none is."""
+        self._steps = HandOver(node.clock)
 
     def _set_loads(self, capture: str, loads: Mapping[str, int]) -> None:
         self.shares.sharing.spans.loads[capture] = loads
@@ -103,6 +106,7 @@ class Replication:
         node, record = self._node, self._record
         self._jobs.begin()
         self._effects.begin()
+        self.shares.ahead.begin()  # an owner that was just elected fences the writers of the earlier one
         await self._meet()
         if self.owner is None or not self.ddl.is_open:
             await self._open()
@@ -121,6 +125,7 @@ class Replication:
             node.pulse.leave(store, record.id, self._on_floors)
             self._paused_at = None  # a pause for another reason says nothing about a division
             await to_its_end(self._end_incarnation())  # shielded: a pause must not leave its processes
+            await to_its_end(self.shares.ahead.drop())
 
     async def wait_for_tasks(self) -> None:
         """Wait for background tasks, after the loop has ended."""
@@ -134,6 +139,7 @@ class Replication:
         owner = self.owner
         if owner is not None and owner.checkpoint > self._record.persisted and not forget:
             await self._record.store_last(owner.checkpoint)
+        await self.shares.ahead.drop()
         self.owner = None
         self.ddl.close(forget=forget)
         self.waiting_for = ""
@@ -222,6 +228,7 @@ class Replication:
         self.shares.reason = ""
         self._pause.begin()
         grants = await self.shares.raise_grants(owner)
+        self._steps.reached(Step.GRANTED)
         lead = self.shares.lead(grants)
         plan = dataclasses.replace(record.plan, capture=lead)
         first = await self.ddl.definitions() if record.loading else []
@@ -230,7 +237,13 @@ class Replication:
         # No tick runs until the sink is open, so a call that hangs is looked for here.
         async with self._jobs.watched(self._check_sink, LOOK_S):
             await self.shares.fence_all(plan, grants, thread)
-            sink = await self.sink.open(plan, grants[lead], thread, first)
+            self._steps.reached(Step.FENCED)
+            settling = asyncio.create_task(self.shares.settle(grants))  # the sink need not wait for it
+            try:
+                sink = await self.sink.open(plan, grants[lead], thread, first)
+            finally:
+                await settling
+        self._steps.reached(Step.SINK_OPEN)
         if await record.adopt_settings(sink.delivered_to):
             await self._begin_again()
             return
@@ -254,30 +267,36 @@ class Replication:
 
     async def _end_incarnation(self) -> None:
         """Stop processors and sink. A sink call that does not end is abandoned; the next sink fences it."""
+        self._steps.begin()
         if self.owner is not None:
             # First, so that the owner machine emits nothing more for a sink that is being given up.
             self.owner.sink_lost()
-        sink = self.sink.release()
-        await self._jobs.end()
         # Meanwhile, because the checkpoint waits for both. Neither needs the other.
-        closing = asyncio.create_task(sink.close()) if sink is not None else None
+        closing = asyncio.create_task(self._close(self.sink.release()))
         try:
             await self._link.ask_to_end(Wish.PREPARE, [peer for peer in self._link.reachable() if peer.runs])
         finally:
-            if closing is not None:
-                await closing
+            await closing
+        self._steps.reached(Step.GIVEN_UP)
+
+    async def _close(self, sink: OpenedSink | None) -> None:
+        await self._jobs.end()
+        if sink is not None:
+            await sink.close()
 
     # --- the loop ------------------------------------------------------------------------------------
 
     async def _deliver(self) -> None:
         """Tick until the incarnation has nothing more to do. Raises its failure."""
         effects = self._effects
-        while not (effects.is_target_reached or effects.is_repartitioned or self.shares.reason):
+        while not (effects.is_target_reached or effects.is_repartitioned or self.shares.may_hand_over()):
             self._tick()
             self._check_sink()
             self.shares.check_shares(self.owner, is_starting=self.waiting_for == PIPELINE_STARTS)
             if self._jobs.failure is not None:
                 raise self._jobs.failure
+            if self.shares.may_hand_over():
+                return  # a pause would hold the checkpoint, because nothing ticks after it
             await self._pause.until_next(self.owner)
 
     def _on_floors(self) -> None:
@@ -347,6 +366,9 @@ class Replication:
             case RangesRun():
                 if self.waiting_for == PIPELINE_STARTS and owner is not None and owner.ranges.are_running:
                     self.waiting_for = ""
+                    self._steps.reached(Step.DELIVERED)
+                    took, feed = self._steps.end(), str(self._record.id)
+                    event(LOG, logging.INFO, "all ranges are delivered", changefeed=feed, **took)
                     if self._paused_at is not None:
                         self.last_gap_s = self._node.clock.monotonic() - self._paused_at
                         self._paused_at = None

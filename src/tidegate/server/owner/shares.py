@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -24,12 +25,13 @@ from tidegate.server.captures.membership import unreached
 from tidegate.server.delivery.plan import FeedPlan
 from tidegate.server.delivery.sink_thread import SinkThread, fence_writers
 from tidegate.server.node import Node
+from tidegate.server.owner.fence_ahead import FenceAhead
 from tidegate.server.owner.peers import Peer, Peers
 from tidegate.server.owner.processor_link import ProcessorLink
 from tidegate.server.owner.processor_reports import ProcessorReports
 from tidegate.server.owner.record import FeedRecord
 from tidegate.server.owner.sharing import Sharing
-from tidegate.sink.base import Description, Form
+from tidegate.sink.base import Description, Form, SharedSink
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -38,18 +40,40 @@ class FeedShares:
     """The shares of one changefeed. Lives in one asyncio loop."""
 
     def __init__(
-        self, node: Node, record: FeedRecord, peers: Peers, link: ProcessorLink, reports: ProcessorReports
+        self,
+        node: Node,
+        record: FeedRecord,
+        peers: Peers,
+        link: ProcessorLink,
+        reports: ProcessorReports,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """`wake`: is called when the next fence is prepared."""
         self._node, self._record, self._peers, self._link, self._reports = node, record, peers, link, reports
         self.sharing = Sharing(node, record.wanted, peers, link.reachable, stays=not record.config.has_tables)
+        self.ahead = FenceAhead(node, record, lambda: self.may_be_shared, wake)
         self.reason = ""
         """Why the incarnation must end so that the key space is divided again; empty: it need not."""
+        self._planned = ""
+        """The last reason for which takers have prepared: those that deliver can continue meanwhile."""
         self._grant: Grant | None = None
         """The grant that proves the owner's own writes."""
         self._described: tuple[FeedInfo, Description] | None = None
         """The sink's description, and the info for which it was made."""
+        self._fenced: dict[str, Grant] = {}
+        """The grants whose writers, and whose givers, were fenced; that is not stored yet."""
         self._is_shared_out = False
         """Whether this owner has granted ranges at least once."""
+
+    def may_hand_over(self) -> bool:
+        """Whether the key space must be divided again, and nothing is gained by a delay.
+
+        While those that deliver can continue, the next fence is prepared first.
+        """
+        if not self.reason:
+            return False
+        self.ahead.begin()
+        return self.ahead.is_done or self.reason != self._planned
 
     def forget_grant(self) -> None:
         """Give the next incarnation a new token; the feed must not run."""
@@ -115,16 +139,24 @@ class FeedShares:
         single capture fences its own earlier writers and its givers itself (`Grant.givers`).
         """
         if len(grants) == 1:
+            await self.ahead.drop()
             return
-        feed = self._record.id
+        feed, sink = self._record.id, await self.ahead.take() or plan.sink
+        assert isinstance(sink, SharedSink), "several captures write to no other sink"
         stored = await self._node.grants(feed)
         writers = writers_of(stored)
-        fence = partial(
-            fence_writers, dataclasses.replace(plan, grant=grants[plan.capture]), writers, thread.answered
-        )
+        proving = dataclasses.replace(plan, grant=grants[plan.capture])
+        fence = partial(fence_writers, proving, sink, writers, thread.answered)
         await thread.call(f"the fence of {', '.join(sorted(writers))}", fence)
-        settled = await self._node.settle(feed, {**stored, **grants})
-        for name in grants:
+        self._fenced = {**stored, **grants}
+
+    async def settle(self, grants: dict[str, Grant]) -> None:
+        """Store that the writers of `fence_all` are fenced. It must be stored before any capture begins:
+        otherwise captures that exchange ranges would fence each other's new writers.
+        """
+        fenced, self._fenced = self._fenced, {}
+        settled = await self._node.settle(self._record.id, fenced)
+        for name in grants.keys() & settled.keys():
             self._peers[name].grant = settled[name]
 
     # --- it continues --------------------------------------------------------------------------------
@@ -138,6 +170,7 @@ class FeedShares:
         node, record, now = self._node, self._record, self._node.clock.monotonic()
         if not node.shared or not self.sharing.is_due(now):
             return
+        had_reason = bool(self.reason)
         self._link.announce(now)
         away = [peer for peer in self._peers if not peer.runs and peer not in self._link.reachable()]
         for peer in away:  # its session has ended, and what it prepared is lost
@@ -152,12 +185,13 @@ class FeedShares:
         if not self.reason and not is_starting:
             shared = self.may_be_shared and not record.loading
             self.reason, prepare = self.sharing.better(now, record.resolved_ts, shared=shared)
+            self._planned = self.reason
             # With a reason the incarnation ends, and the next one dispatches to all.
             for peer in prepare if not self.reason else ():
                 self._link.dispatch(peer, Wish.RUN if peer.runs else Wish.PREPARE)
             for peer in self.sharing.not_wanted() if not self.reason else ():
                 self._link.dispatch(peer, Wish.RUN if peer.runs else Wish.REST)
-        if self.reason:
+        if self.reason and not had_reason:
             event(LOG, logging.INFO, "key space is divided again", changefeed=str(record.id), why=self.reason)
 
     # --- for people ----------------------------------------------------------------------------------

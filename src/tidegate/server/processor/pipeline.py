@@ -82,6 +82,10 @@ class FeedPipeline:
         self._opening: Opening | None = None
         """The catalogue and the spans with which it was started."""
         self._incarnation: Incarnation | None = None
+        self._opened_ms = 0
+        """How long the catalogue and the spans of the last start took to open, for the log."""
+        self._asked_at = 0.0
+        """When the application was last asked to run an incarnation."""
 
     @property
     def is_there(self) -> bool:
@@ -107,8 +111,12 @@ class FeedPipeline:
         """Forget the initial load: the catalogue and the spans are closed."""
         self.load, self.loaded, self.load_plan, self._opening = LoadState(), False, None, None
 
-    async def start(self, dispatch: Dispatch, opening: Opening) -> None:
-        """Write its files, then ask the application to run it. Raises Retryable and DiskFull."""
+    async def start(self, dispatch: Dispatch, opening: Opening, opened_ms: int = 0) -> None:
+        """Write its files, then ask the application to run it. Raises Retryable and DiskFull.
+
+        `opened_ms`: how long the opening took, for the log.
+        """
+        self._opened_ms = opened_ms
         self.load, self.loaded, self.load_plan = LoadState(), False, None
         node, self._opening = self._node, opening
         plan = replace(opening.plan, load=dispatch.load)
@@ -130,7 +138,7 @@ class FeedPipeline:
         own, beats = plan.config.tidegate, plan.folder / grant.work_folder / BEATS
         watch = PipelineWatch(node.clock, beats, own.stall_timeout, own.start_timeout)
         spec = await asyncio.to_thread(write_spec, plan, grant)
-        self.waits = PIPELINE_STARTS
+        self.waits, self._asked_at = PIPELINE_STARTS, node.clock.monotonic()
         running = node.application.run(str(self._id), grant.incarnation, spec)
         self._incarnation = Incarnation(grant, running, watch)
         self._incarnation.ended.add_done_callback(self._on_exit)
@@ -200,7 +208,9 @@ class FeedPipeline:
                     assert machine.dispatch is not None
                     self._opened.has_begun_at(machine.dispatch.checkpoint)
                     self._opened.spans.note_progress(self._id, self._node.clock.monotonic())
-                    event(LOG, logging.INFO, "pipeline started", changefeed=str(self._id))
+                    began_ms = round(1000 * (self._node.clock.monotonic() - self._asked_at))
+                    took = {"opened_ms": self._opened_ms, "began_ms": began_ms}
+                    event(LOG, logging.INFO, "pipeline started", changefeed=str(self._id), **took)
             case Durable(token, spans, stats):
                 machine.report(token, incarnation, spans)
                 if stats:  # a task that is not finished reports its counts at its end

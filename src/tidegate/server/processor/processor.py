@@ -188,12 +188,15 @@ class FeedProcessor:
                     # Before the spans are opened. The pipeline has ended, and the owner waits for nothing
                     # else.
                     self.machine.given_up()
+                    self._wake.set()  # now: to open takes a while, and no range moves before this answer
                     if not self._space_release.is_done:
                         await self.openings.prepare(dispatch)
                 case Wish.RUN:
                     self._space_release.over()
+                    since = self.node.clock.monotonic()
                     await self.openings.open(dispatch)
-                    await self.pipeline.start(dispatch, self.openings.opened)
+                    opened_ms = round(1000 * (self.node.clock.monotonic() - since))
+                    await self.pipeline.start(dispatch, self.openings.opened, opened_ms)
                 case _:
                     assert_never(dispatch.wish)
         except TidegateError as error:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Lock
+from typing import Final
+from weakref import WeakSet
+
+from confluent_kafka import KafkaException, Producer
 
 from tidegate.errors import Retryable
 from tidegate.model.progress import topics
@@ -18,7 +24,13 @@ from tidegate.sink.kafka.client import (
     widen_topic,
 )
 from tidegate.sink.kafka.owner_sink import KafkaOwnerSink
-from tidegate.sink.kafka.slot import SlotWriter, fence_slots
+from tidegate.sink.kafka.slot import FENCES_AT_ONCE, SlotWriter, fence_slots, slot_client
+
+CONNECTED_MAX: Final = 64
+"""How many clients of `KafkaSink.connect` may wait in a process. Each has some threads and connections."""
+CONNECTING: Final = Lock()
+CONNECTED: Final[WeakSet[KafkaSink]] = WeakSet()
+"""The sinks that may have such clients. Changed and counted under the lock."""
 
 
 class KafkaSink:
@@ -29,6 +41,8 @@ class KafkaSink:
         self._kafka = feed.config.sink.kafka_config
         self._partitions: dict[str, int] = {}
         """By topic, the number that the owner has fixed; never read again."""
+        self._clients: dict[str, Producer] = {}
+        """The clients of `connect` that have not been used, by transactional id."""
 
     @property
     def progress_topic(self) -> str:
@@ -95,12 +109,36 @@ class KafkaSink:
     ) -> dict[str, bytes]:
         """Initialise all transactional ids, then read the progress topic."""
         ensure_progress_topic(self._uri, self._kafka, self.progress_topic)
-        names = [self._id(slot, capture) for capture, slots in writers.items() for slot in range(slots)]
-        fence_slots(self._uri, self._config, names, alive)
+        self.fence_only(writers, prove, alive)
+        return read_records(self._uri, self._kafka, self.progress_topic)
+
+    def connect(self, writers: Mapping[str, int]) -> None:
+        """Make the clients that `fence_only` will use, `FENCES_AT_ONCE` at most. They connect by themselves.
+
+        To connect costs most of a fence. A client takes its transactional id only when it is initialised. All
+        sinks of a process keep `CONNECTED_MAX` clients at most: with hundreds of changefeeds the others do
+        without.
+        """
+        self._clients.clear()
+        with CONNECTING, suppress(KafkaException):  # the fence tries again, and raises what is wrong
+            CONNECTED.add(self)
+            room = CONNECTED_MAX - sum(len(sink._clients) for sink in CONNECTED)
+            for name in self._ids_of(writers)[: min(FENCES_AT_ONCE, max(0, room))]:
+                self._clients[name] = slot_client(self._uri, self._config, name)
+
+    def fence_only(
+        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+    ) -> None:
+        """Initialise all transactional ids."""
+        names = self._ids_of(writers)
+        fence_slots(self._uri, self._config, names, alive, self._clients)
+        self._clients.clear()  # those of writers that the round did not find
         # After fencing and before reading: a capture that lost its grant may have fenced the rightful one,
         # and must not continue from its records.
         prove()
-        return read_records(self._uri, self._kafka, self.progress_topic)
+
+    def _ids_of(self, writers: Mapping[str, int]) -> list[str]:
+        return [self._id(slot, capture) for capture, slots in writers.items() for slot in range(slots)]
 
     def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> SlotWriter:
         """Open the transactional producer of a slot."""

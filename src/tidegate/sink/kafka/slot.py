@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
@@ -323,17 +323,29 @@ FENCES_AT_ONCE: Final = 32
 """Each one has a client with connections to all brokers."""
 
 
+def slot_client(uri: SinkUri, config: ReplicaConfig, transactional_id: str) -> Producer:
+    """A client for a slot. It connects, and takes the transactional id only when it is initialised."""
+    return Producer(producer_settings(uri, config.sink.kafka_config, transactional_id))
+
+
 def fence_slots(
-    uri: SinkUri, config: ReplicaConfig, ids: Sequence[str], alive: Callable[[], None] = lambda: None
+    uri: SinkUri,
+    config: ReplicaConfig,
+    ids: Sequence[str],
+    alive: Callable[[], None] = lambda: None,
+    clients: MutableMapping[str, Producer] | None = None,
 ) -> None:
     """Initialise every slot once, so that no writer of an older incarnation can commit any more.
 
-    `alive` is called after each, in the caller's thread, because thousands of them take minutes.
+    `alive` is called after each, in the caller's thread, because thousands of them take minutes. `clients`:
+    some that have connected, by transactional id; they are taken out.
     """
+    connected = {} if clients is None else clients
 
     def fence(one: str) -> None:
         try:
-            Producer(producer_settings(uri, config.sink.kafka_config, one)).init_transactions(CALL_TIMEOUT_S)
+            client = connected.pop(one, None) or slot_client(uri, config, one)
+            client.init_transactions(CALL_TIMEOUT_S)
         except KafkaException as error:
             raise unreachable(uri, error) from error
 

@@ -1,0 +1,50 @@
+"""How long each step of a round takes, from the end of one incarnation to the next: for the log.
+
+    begin --> reached: given up --> granted --> fenced --> sink open --> all ranges are delivered
+
+docs/internals/safety.md#how-long-a-round-takes says what each step waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from tidegate.clock import Clock
+
+
+class Step(StrEnum):
+    """The steps of a round, in order; each is named after its end."""
+
+    GIVEN_UP = "given_up_ms"
+    GRANTED = "granted_ms"
+    FENCED = "fenced_ms"
+    SINK_OPEN = "sink_open_ms"
+    DELIVERED = "delivered_ms"
+
+
+class HandOver:
+    """The steps of one changefeed's rounds, one round after the other."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        """When the last step ended; None: no round is under way."""
+        self._took: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """A round begins: nothing is delivered from now on."""
+        self._since, self._took = self._clock.monotonic(), {}
+
+    def reached(self, step: Step) -> None:
+        """A step has ended. If none has begun, this is the first one."""
+        if self._since is None:
+            self.begin()
+        assert self._since is not None
+        now = self._clock.monotonic()
+        self._took[step], self._since = round(1000 * (now - self._since)), now
+
+    def end(self) -> Mapping[str, int]:
+        """The round has ended: the milliseconds of each step."""
+        took, self._since, self._took = self._took, None, {}
+        return took

@@ -1,0 +1,182 @@
+"""A round of a changefeed that several captures share: what it does not wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.clock import SystemClock
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
+from tidegate.control.grants import Grant
+from tidegate.control.messages import Wish
+from tidegate.control.metadata import FeedId
+from tidegate.server.owner.fence_ahead import FenceAhead
+from tidegate.server.owner.hand_over import HandOver, Step
+from tidegate.server.owner.replication import Replication
+from tidegate.server.owner.shares import FeedShares
+from tidegate.sink.base import SinkFeed
+from tidegate.sink.kafka import slot
+from tidegate.sink.kafka.sink import KafkaSink
+
+URI = parse_sink_uri("kafka://h/own?protocol=open-protocol")
+
+
+class Ahead:
+    """The preparation of a fence, done when `made` is set."""
+
+    def __init__(self, asked: list[str], made: asyncio.Event) -> None:
+        self._asked, self._made = asked, made
+
+    @property
+    def is_done(self) -> bool:
+        return self._made.is_set()
+
+    def begin(self) -> None:
+        self._asked.append("prepare")
+
+
+def delivering(reason: str, ahead: Ahead, *, planned: bool) -> Any:
+    """A replication that delivers, until it finds at its first look that shares must change."""
+    shares: Any = SimpleNamespace(reason="", _planned=reason if planned else "", ahead=ahead)
+    shares.may_hand_over = lambda: FeedShares.may_hand_over(shares)
+
+    def look(owner: object, *, is_starting: bool) -> None:
+        shares.reason = reason
+
+    shares.check_shares = look
+    feed: Any = SimpleNamespace(shares=shares, owner=None, waiting_for="")
+    feed._effects = SimpleNamespace(is_target_reached=False, is_repartitioned=False)
+    feed._jobs = SimpleNamespace(failure=None)
+    feed._tick = feed._check_sink = lambda: None
+    return feed
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_captures_deliver_until_the_next_fence_is_prepared(planned: bool) -> None:
+    """Not if one of them is gone. In either case no pause follows: the checkpoint stays from the last tick
+    on.
+    """
+    asked: list[str] = []
+
+    async def deliver() -> None:
+        made = asyncio.Event()
+        feed = delivering("other shares are better", Ahead(asked, made), planned=planned)
+
+        async def pause(owner: object) -> None:
+            asked.append("pause")
+            made.set()
+
+        feed._pause = SimpleNamespace(until_next=pause)
+        await Replication._deliver(feed)
+
+    asyncio.run(deliver())
+    assert asked == (["prepare", "pause", "prepare"] if planned else ["prepare"])
+
+
+def test_a_fence_is_prepared_for_the_stored_grants_and_given_away_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    woken: list[str] = []
+    connected: list[Mapping[str, int]] = []
+    monkeypatch.setattr(KafkaSink, "connect", lambda self, writers: connected.append(writers))
+
+    async def grants(feed: FeedId) -> dict[str, Grant]:
+        return {"a": Grant("i", (1, 1), 1, 4, givers={"b": 6})}
+
+    async def prepare() -> None:
+        sink = KafkaSink(SinkFeed(1, "default", "one", "i", URI, merge_config({}, URI), capture="a"))
+        plan = SimpleNamespace(sink=sink)
+        record: Any = SimpleNamespace(id=FeedId("default", "one"), loading=False, plan=plan)
+        node: Any = SimpleNamespace(grants=grants)
+        ahead = FenceAhead(node, record, lambda: True, lambda: woken.append("wake"))
+        assert await ahead.take() is None, "nothing has begun"
+        ahead.begin()
+        ahead.begin()
+        assert not ahead.is_done
+        assert await ahead.take() is sink
+        assert not ahead.is_done
+        ahead.begin()
+        await ahead.drop()
+        record.loading = True
+        ahead.begin()
+        assert await ahead.take() is None
+
+    asyncio.run(prepare())
+    writers = {"a": 4, "b": 6}
+    assert connected == [writers, writers, {}]
+    assert len(woken) == 3
+
+
+def test_processors_are_asked_to_end_while_a_call_of_the_sink_is_under_way() -> None:
+    asked: list[str] = []
+
+    async def end_incarnation() -> None:
+        asked_for = asyncio.Event()
+
+        async def end_calls() -> None:
+            await asked_for.wait()
+            asked.append("the call has ended")
+
+        async def ask_to_end(wish: Wish, peers: list[Any]) -> None:
+            asked.extend(f"{peer.capture}: {wish}" for peer in peers)
+            asked_for.set()
+
+        async def close() -> None:
+            asked.append("the sink is closed")
+
+        feed: Any = SimpleNamespace(owner=None, _steps=HandOver(SystemClock()))
+        feed.sink = SimpleNamespace(release=lambda: SimpleNamespace(close=close))
+        feed._jobs = SimpleNamespace(end=end_calls)
+        feed._link = SimpleNamespace(ask_to_end=ask_to_end)
+        feed._link.reachable = lambda: [SimpleNamespace(runs=True, capture="b")]
+        feed._close = lambda sink: Replication._close(feed, sink)
+        async with asyncio.timeout(60):
+            await Replication._end_incarnation(feed)
+
+    asyncio.run(end_incarnation())
+    assert asked == ["b: prepare", "the call has ended", "the sink is closed"]
+
+
+def test_a_prepared_fence_fences_nobody_before_and_everybody_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are made once: those that have connected, and those of writers that the round has found."""
+
+    class Client:
+        def __init__(self, settings: Mapping[str, Any]) -> None:
+            self.id = settings["transactional.id"]
+            made.append(self.id)
+
+        def init_transactions(self, timeout_s: float) -> None:
+            fenced.append(self.id)
+
+    made: list[str] = []
+    fenced: list[str] = []
+    monkeypatch.setattr(slot, "Producer", Client)
+    sink = KafkaSink(SinkFeed(1, "default", "one", "i", URI, merge_config({}, URI), capture="a"))
+    sink.connect({"a": 2, "b": 2})
+    assert (len(made), fenced) == (4, [])
+    proofs: list[int] = []
+    sink.fence_only({"a": 2, "b": 3}, lambda: proofs.append(len(fenced)))
+    assert len(made) == len({*made}) == 5
+    assert sorted(fenced) == sorted(made)
+    assert proofs == [5], "the grant is proven after the fence"
+    sink.fence_only({"a": 2}, lambda: None)
+    assert len(made) == 7, "a client that was used fences no second time"
+
+
+def test_the_steps_of_a_round_say_how_long_each_took() -> None:
+    clock = SimpleNamespace(now=10.0)
+    clock.monotonic = lambda: clock.now
+    steps = HandOver(clock)  # type: ignore[arg-type]
+    steps.reached(Step.GRANTED)  # the first round: no incarnation has ended before
+    clock.now += 0.2
+    steps.reached(Step.FENCED)
+    assert steps.end() == {"granted_ms": 0, "fenced_ms": 200}
+    steps.begin()
+    clock.now += 0.05
+    steps.reached(Step.GIVEN_UP)
+    assert steps.end() == {"given_up_ms": 50}
