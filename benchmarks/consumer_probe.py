@@ -84,12 +84,12 @@ class Clock:
 
 def wrap_worker(clock: Clock) -> None:
     """Wrap the work of a Spark task."""
-    from tidegate.consumer.reading import fetch, topic_decoder
+    from tidegate.consumer.reading import arena, fetch, topic_decoder
 
-    clock.wrap(fetch, "_take", "read", lambda taken: len(taken.messages))
+    clock.wrap(fetch, "_take", "read")
     clock.wrap_iterator(topic_decoder.TopicDecoder, "pieces", "decode")
     clock.wrap(fetch, "stage", "stage")
-    clock.wrap(fetch, "batch_of", "unpack")
+    clock.wrap(arena.Arena, "batch", "unpack")
 
 
 def wrap_driver(clock: Clock) -> None:

@@ -10,6 +10,7 @@ images. Each pass does the same work on the same bytes, in blocks of ROWS rows.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import itertools
 import pkgutil
@@ -98,6 +99,8 @@ def works(logs: Sequence[str] = ("narrow", "wide")) -> Iterator[Work]:
         yield "keys: encode kv-json", "row", ROWS, _keys()
     with suppress(LookupError):
         yield "rows as SQL, and their digest", "row", ROWS, _sql()
+    with suppress(LookupError):
+        yield "messages of librdkafka, copied", "message", ROWS, _taken()
     # Last, so that work of both trees finds its memory in the same places.
     for made in later:
         yield from made
@@ -383,6 +386,32 @@ def _sql() -> Prepare:
     names = pa.array([b"a name of some length, number %d" % number for number in range(ROWS)], pa.binary())
     rows = pa.table([pa.array(np.arange(ROWS)), names, pa.array(["2024-02-29 12:34:56"] * ROWS)], list(types))
     return lambda: lambda: digest().add(b"INSERT INTO t", made(of, rows))
+
+
+def _taken() -> Prepare:
+    """Messages in librdkafka's own form. `labs` is in the place of its functions: nothing is given back."""
+    arena, of_message = (
+        either("tidegate.consumer.reading.arena:Arena"),
+        either("tidegate.consumer.reading.message_kernels:MESSAGE"),
+    )
+    measure = either("tidegate.consumer.reading.message_kernels:measure_messages")
+    labs = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p).value
+    value = np.frombuffer(b"v" * 442, np.uint8)
+    records = np.zeros((ROWS, of_message.size // 8), np.int64)
+    records[:, 3], records[:, 4], records[:, 7] = value.ctypes.data, len(value), np.arange(ROWS)
+    list_of = records.ctypes.data + of_message.size * np.arange(ROWS)
+    sizes, seen = np.zeros(3, np.int64), np.zeros(ROWS, np.int64)
+    into = arena()
+
+    def run() -> None:
+        into.clear()
+        places = list_of.ctypes.data, labs, sizes.ctypes.data, seen.ctypes.data
+        assert measure(ROWS, *places) == 0
+        into.reserve(ROWS, int(sizes[0]), int(sizes[1]))
+        into.take(ROWS, list_of.ctypes.data, labs, {})
+        assert into.value_bytes == records[:, 4].sum() == ROWS * len(value)
+
+    return lambda: run
 
 
 # --- messages -------------------------------------------------------------------------------------------

@@ -197,6 +197,31 @@ prefetch = cast("Callable[[int], None]", intrinsic(_prefetch))
 """Ask the processor to load the cache line at an address; the address need not be valid."""
 
 
+def _call(argument_count: int, bits: int) -> Any:
+    """A call of a C function that takes words and returns nothing, or a signed number of `bits`."""
+    result = types.int32 if bits else types.void
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        returned = ir.IntType(bits) if bits else ir.VoidType()
+        pointer = ir.FunctionType(returned, [word] * argument_count).as_pointer()
+        found = builder.call(builder.inttoptr(args[0], pointer), args[1:])
+        return found if bits else context.get_dummy_value()
+
+    if argument_count == 1:
+        return intrinsic(lambda typingctx, function, one: (result(types.int64, types.int64), codegen))
+    assert argument_count == 2
+    return intrinsic(
+        lambda typingctx, function, one, two: (result(types.int64, types.int64, types.int64), codegen)
+    )
+
+
+call_void = cast("Callable[[int, int], None]", _call(1, 0))
+"""Call a C function by its address, with a pointer, for its effect."""
+call_i32 = cast("Callable[[int, int, int], int]", _call(2, 32))
+"""Call a C function by its address, with two pointers; returns its int."""
+
+
 @inline
 def copy_bytes(target: int, source: int, length: int) -> None:
     """Copy exactly `length` bytes forward; reads and writes nothing beyond them."""
@@ -381,6 +406,7 @@ KERNEL_MODULES: Final = (
     "tidegate.puller.match.gather_kernels",
     "tidegate.puller.match.registration_kernels",
     "tidegate.puller.frontier_kernels",
+    "tidegate.consumer.reading.message_kernels",
     "tidegate.consumer.mysql.row_kernels",
     "tidegate.verify.kernels",
 )

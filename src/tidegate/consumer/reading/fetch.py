@@ -2,7 +2,8 @@
 
 A task reads one partition's range read_committed, decodes it with the protocol's decoder, and writes the
 rows, table by table, into staging files (`consumer.reading.staging`). Only a `Fetched` goes back to the
-driver: descriptors, marks and DDLs, no rows. A worker process keeps its Kafka client until it ends.
+driver: descriptors, marks and DDLs, no rows. A worker process keeps its Kafka client and the memory of its
+messages until it ends.
 
 Bounds: a task fetches at most `Range.max_bytes` of messages. They may expand to far more, or name objects
 that are far larger, so they are decoded and written in pieces, each into a file of its own
@@ -14,45 +15,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from tidegate.codec import registry
-from tidegate.codec.base import BadMessage, Batch, Decoded
+from tidegate.codec.base import BadMessage, Batch, Decoded, Headers
+from tidegate.codec.decoding.assemble import at
 from tidegate.consumer.engine.fetched import Fetched, Range
+from tidegate.consumer.reading.arena import Arena
 from tidegate.consumer.reading.mark_headers import layouts, mark_headers, split_resolved, unsound_marks
+from tidegate.consumer.reading.message_client import MessageClient, client_of
 from tidegate.consumer.reading.source import ADMIN_TIMEOUT_S, Topic
 from tidegate.consumer.reading.staging import stage
 from tidegate.consumer.reading.topic_decoder import TopicDecoder
 from tidegate.errors import TidegateError
 from tidegate.model.layout import Layout
-from tidegate.sink.kafka.client import take
 
 CONSUME_MESSAGES: Final = 10_000
 LOOK_BACK_MESSAGES: Final = 20_000
 """The first window in which definitions are searched: TiCDC repeats a table's after 10,000 of its rows."""
 STALL_S: Final = 5.0
 
-_readers: dict[str, tuple[Consumer, TopicDecoder]] = {}
+_readers: dict[str, tuple[MessageClient, TopicDecoder]] = {}
 """One client per topic in this worker process: connecting costs more than a small fetch."""
+_arena: Final = Arena()
+"""The messages of the range that this worker process fetches. It fetches one at a time."""
 
 
 def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
     """Read and decode one range into staging files. Runs in a Spark task or a worker process."""
     reader, decoder = _reader(topic)
-    reader.assign([TopicPartition(*topic.place(wanted.partition), wanted.start)])
-    try:
-        taken = _take(reader, wanted)
-    finally:
-        # The client is kept. It would continue fetching a partition that is still assigned, into its own
-        # memory.
-        reader.unassign()
-    batch = batch_of(taken.messages)
-    found = Fetched(wanted.partition, taken.next_offset, len(taken.messages), trouble=taken.trouble)
+    taken = _take(topic, reader, wanted, _arena)
+    batch = _arena.batch()
+    found = Fetched(wanted.partition, taken.next_offset, len(batch), trouble=taken.trouble)
     try:
         whole = _staged(topic, decoder, batch, found, staging)
         unknown = unknown_versions(whole.bad)
@@ -119,8 +118,8 @@ def _drop(found: Fetched) -> None:
 def sound_values(decoder: TopicDecoder, batch: Batch, messages: Iterable[BadMessage]) -> list[bytes | None]:
     """The first value that could be decoded, decompressed, in a list; an empty list when there is none."""
     bad = {message.offset for message in messages}
-    for value, offset in zip(batch.values, batch.offsets, strict=True):
-        if value is not None and int(offset) not in bad:
+    for number, offset in enumerate(batch.offsets):
+        if int(offset) not in bad and (value := at(batch.values, number)) is not None:
             return [decoder.opened(value)]
     return []
 
@@ -142,7 +141,11 @@ def unknown_versions(messages: Iterable[BadMessage]) -> set[tuple[str, str, int]
 
 
 def look_back(
-    topic: Topic, reader: Consumer, decoder: TopicDecoder, wanted: Range, unknown: set[tuple[str, str, int]]
+    topic: Topic,
+    reader: MessageClient,
+    decoder: TopicDecoder,
+    wanted: Range,
+    unknown: set[tuple[str, str, int]],
 ) -> str:
     """Search the messages before the range for the definitions of these table versions, for the decoder.
 
@@ -155,8 +158,7 @@ def look_back(
     assert definitions is not None, "only such a protocol has rows that wait"
     left = set(unknown)
     try:
-        place = TopicPartition(*topic.place(wanted.partition))
-        oldest, _ = reader.get_watermark_offsets(place, timeout=ADMIN_TIMEOUT_S)
+        oldest = reader.oldest(*topic.place(wanted.partition), ADMIN_TIMEOUT_S)
         end, window = wanted.start, LOOK_BACK_MESSAGES
         while left and end > oldest:
             start = max(oldest, end - window)
@@ -168,14 +170,14 @@ def look_back(
             )
             if trouble:
                 return trouble
-            if reported:
+            if len(reported):
                 # To decode them is enough: the decoder keeps the definitions that it meets.
-                for _ in decoder.pieces(batch_of(reported)):
+                for _ in decoder.pieces(reported):
                     pass
                 left -= {
                     version
-                    for message in reported
-                    for version in definitions.versions(decoder.opened(message.value()) or b"")
+                    for value in reported.values
+                    for version in definitions.versions(decoder.opened(value) or b"")
                 }
             end, window = start, 2 * window
     except KafkaException as error:
@@ -184,57 +186,67 @@ def look_back(
 
 
 def _definitions(
-    topic: Topic, reader: Consumer, window: Range, may_define: Callable[[bytes], bool]
-) -> tuple[list[Message], str]:
+    topic: Topic, reader: MessageClient, window: Range, may_define: Callable[[bytes], bool]
+) -> tuple[Batch, str]:
     """The messages of a window that may define a table version, and the broker's error, if any."""
-    reported, at = [], window.start
-    while at < window.end:
-        reader.assign([TopicPartition(*topic.place(window.partition), at)])
-        try:
-            taken = _take(reader, Range(window.partition, at, window.end))
-        finally:
-            reader.unassign()
-        reported += [message for message in taken.messages if may_define(message.value() or b"")]
-        if taken.trouble or taken.next_offset == at:
-            return reported, taken.trouble
-        at = taken.next_offset
-    return reported, ""
+    # Not the arena of the range itself, whose messages are decoded once more after this.
+    arena, next_offset, trouble = Arena(), window.start, ""
+    keys, values, offsets, headers = list[Any](), list[Any](), list[int](), list[Headers]()
+    while next_offset < window.end and not trouble:
+        taken = _take(topic, reader, replace(window, start=next_offset), arena)
+        batch = arena.batch()
+        for number, offset in enumerate(batch.offsets):
+            value = at(batch.values, number)
+            if may_define(value or b""):
+                keys.append(at(batch.keys, number))
+                values.append(value)
+                offsets.append(int(offset))
+                headers.append(batch.headers[number] if batch.headers is not None else None)
+        trouble = taken.trouble
+        if taken.next_offset == next_offset:
+            break
+        next_offset = taken.next_offset
+    return Batch(keys, values, offsets, headers if any(headers) else None), trouble
 
 
-def _reader(topic: Topic) -> tuple[Consumer, TopicDecoder]:
+def _reader(topic: Topic) -> tuple[MessageClient, TopicDecoder]:
     if topic.text not in _readers:
-        _readers[topic.text] = (Consumer(topic.settings()), TopicDecoder(topic))
+        _readers[topic.text] = (client_of(topic.settings()), TopicDecoder(topic))
     return _readers[topic.text]
 
 
 @dataclass(slots=True)
 class _Taken:
     next_offset: int
-    messages: list[Message] = field(default_factory=list)
     trouble: str = ""
 
 
-def _take(reader: Consumer, wanted: Range) -> _Taken:
-    """Read the range until its end, the size limit, or `STALL_S` without an answer."""
-    taken, size, received = _Taken(wanted.start), 0, time.monotonic()
-    at_end = False
-    while taken.next_offset < wanted.end and size < wanted.max_bytes and not at_end:
-        found = take(reader, min(CONSUME_MESSAGES, max(wanted.max_bytes // 1024, 1)), 0.2)
-        if found:
+def _take(topic: Topic, reader: MessageClient, wanted: Range, arena: Arena) -> _Taken:
+    """Read the range into an arena until its end, the size limit, or `STALL_S` without an answer."""
+    arena.clear()
+    reader.assign(*topic.place(wanted.partition), wanted.start)
+    try:
+        return _taken(reader, wanted, arena)
+    finally:
+        # The client is kept. It would continue fetching a partition that is still assigned, into its own
+        # memory.
+        reader.unassign()
+
+
+def _taken(reader: MessageClient, wanted: Range, arena: Arena) -> _Taken:
+    taken, received, at_end = _Taken(wanted.start), time.monotonic(), False
+    most = min(CONSUME_MESSAGES, max(wanted.max_bytes // 1024, 1))
+    while taken.next_offset < wanted.end and arena.value_bytes < wanted.max_bytes and not at_end:
+        count = arena.count
+        others = reader.take(arena, most, 0.2)
+        if others or arena.count > count:
             received = time.monotonic()
-        # Whole lists at a time: a loop over the messages takes a fifth of the time of reading them.
-        sound = [message for message in found if message.error() is None]
-        if sound:
-            taken.messages += sound
-            taken.next_offset = sound[-1].offset() + 1
-            size += sum(map(len, sound))
-        for message in found if len(sound) < len(found) else ():
-            error = message.error()
-            if error is None:
-                continue
+        if arena.count > count:
+            taken.next_offset = arena.next_offset
+        for error, offset in others:
             if error.code() == KafkaError._PARTITION_EOF:
                 # Only transaction markers follow the last message, so the partition is read to its end.
-                taken.next_offset, at_end = max(taken.next_offset, message.offset()), True
+                taken.next_offset, at_end = max(taken.next_offset, offset), True
             else:
                 taken.trouble = str(error)
         if taken.trouble or time.monotonic() - received > STALL_S:
