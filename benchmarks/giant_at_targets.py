@@ -26,9 +26,9 @@ from typing import Any, Final
 import numpy as np
 from benchmarks.accounting import anonymous_mb, role_of
 from benchmarks.broker import broker_with_pid
+from benchmarks.database_topic import PATIENCE_S, Part, Tables, Topic, running_mariadb
 from benchmarks.show import Ticker, machine, table
 from benchmarks.to_delta import READY_S
-from benchmarks.topic_to_database import PATIENCE_S, Part, Tables, Topic, running_mariadb
 from tools.processes import Child, descendants
 
 from tidegate.consumer.mysql.lanes import LANES
