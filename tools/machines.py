@@ -49,6 +49,7 @@ from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.owner import peers, processor_link
+from tidegate.server.owner import delivered_spans
 from tidegate.server.owner import sharing as division
 from tidegate.server.owner.peers import Peer
 from tidegate.server.supervision import jobs
@@ -554,8 +555,9 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
         ("SILENT_S", "ANNOUNCE_S", "JOIN_S", "SHUN_S", "FORGIVEN_S", "WARM_S", "WARM_MAX_S", "CUT_OFF_S"),
     ),
     "division-times": lambda: constants(
-        division, ("CAPTURES_S", "BALANCE_S", "IDLE_LOAD", "WORTH", "TOLERANCE", "UNEVEN")
+        division, ("CAPTURES_S", "BALANCE_S", "TOLERANCE", "UNEVEN")
     ),
+    "division-loads": lambda: constants(delivered_spans, ("IDLE_LOAD", "WORTH")),
     "round-times": lambda: constants(processor_link, ("MEET_S", "AGAIN_S", "GIVE_UP_TRIES")),
     "incarnation-times": lambda: constants(jobs, ("JOBS_S",)),
     "watchdog": dog,

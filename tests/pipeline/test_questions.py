@@ -44,7 +44,7 @@ from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.exchange.work import Begun, Lease, LoadedRange
 
 URI = parse_sink_uri("kafka://127.0.0.1:1/t?protocol=canal-json&sasl-password=pw")
-SPEC = FeedSpec(
+A_SPEC = FeedSpec(
     cluster_id=7,
     namespace="default",
     name="one",
@@ -81,7 +81,7 @@ FETCHED: tuple[Fetch, ...] = (
     ReadBase(Base(3, 9), 1 << 40),
 )
 ANSWERED: tuple[Answer, ...] = (
-    SpecContent(SPEC),
+    SpecContent(A_SPEC),
     DurableRows(None),
     DurableRows(DurableBefore()),
     BoundsContent(BOUNDS),
@@ -122,9 +122,9 @@ def test_an_error_may_take_the_place_of_each_answer() -> None:
         parse_answer({"type": "durable-rows", "durable": {"positions": 3}}, DurableRows)
 
 
-@pytest.mark.parametrize("member", sorted(SPEC.to_json().keys() - {"load"}))
+@pytest.mark.parametrize("member", sorted(A_SPEC.to_json().keys() - {"load"}))
 def test_a_spec_without_one_of_its_members_is_refused(member: str) -> None:
-    message = to_json(SpecContent(SPEC))
+    message = to_json(SpecContent(A_SPEC))
     del message["spec"][member]
     with pytest.raises(ValueError, match=f"the spec has another form: .*{member}"):
         parse_answer(message, SpecContent)
