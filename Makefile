@@ -14,8 +14,7 @@ demo: setup ## the main path, live: TiKV -> capture -> Spark -> Kafka -> Spark -
 	@$(PY) -m tools.demo $(if $(TARGET),--target '$(TARGET)') $(if $(CAPTURES),--captures '$(CAPTURES)')
 
 test: setup ## every test, with the real services; in one process instead of two: make test WORKERS=0
-	@tools/services fetch kafka registry etcd mariadb s3 & \
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 quick: setup ## the tests that need no service
 	@$(PY) -m pytest -m "not integration" $(PYTEST_ARGS)

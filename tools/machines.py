@@ -554,9 +554,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
         peers,
         ("SILENT_S", "ANNOUNCE_S", "JOIN_S", "SHUN_S", "FORGIVEN_S", "WARM_S", "WARM_MAX_S", "CUT_OFF_S"),
     ),
-    "division-times": lambda: constants(
-        division, ("CAPTURES_S", "BALANCE_S", "TOLERANCE", "UNEVEN")
-    ),
+    "division-times": lambda: constants(division, ("CAPTURES_S", "BALANCE_S", "TOLERANCE", "UNEVEN")),
     "division-loads": lambda: constants(delivered_spans, ("IDLE_LOAD", "WORTH")),
     "round-times": lambda: constants(processor_link, ("MEET_S", "AGAIN_S", "GIVE_UP_TRIES")),
     "incarnation-times": lambda: constants(jobs, ("JOBS_S",)),

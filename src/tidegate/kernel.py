@@ -412,7 +412,7 @@ KERNEL_MODULES: Final = (
 )
 """Modules with a `warm()` that calls each kernel once with its real argument types.
 
-First those whose kernels others call, so that no two processes compile these. Then those that take longest:
+First those whose kernels others call, so that two processes seldom compile the same. Then those that take longest:
 `encode_kernels` takes almost a third of all time.
 """
 

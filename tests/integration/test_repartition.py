@@ -106,7 +106,7 @@ def test_a_running_changefeed_goes_over_to_more_partitions_and_back(shared: Name
     finish(cluster)
 
 
-VICTIMS = {5: ("server",), 2: ("driver", "consumer"), 7: ("worker", "puller")}
+VICTIMS = {5: ("server",), 2: ("consumer", "driver"), 7: ("worker", "puller")}
 """By the number of partitions, what is killed during the change to it. Those of one change do not need each
 other: the consumer only reads the topic, and the puller's rows are stored before a worker reads them."""
 

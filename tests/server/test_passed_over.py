@@ -117,9 +117,7 @@ def test_a_processor_opens_a_view_again_that_has_passed_over_a_job(
 
 
 @pytest.mark.parametrize(("stored", "opens"), [(150, True), (149, False)])
-def test_an_owner_opens_its_view_again_once_the_checkpoint_passed_the_job(
-    stored: int, opens: bool
-) -> None:
+def test_an_owner_opens_its_view_again_once_the_checkpoint_passed_the_job(stored: int, opens: bool) -> None:
     """If it cannot be stored, processors begin below the job, and pass over it with the owner."""
     asked: list[str] = []
     record = SimpleNamespace(persisted=100)

@@ -85,8 +85,8 @@ class Rules:
         origin = found.get("origin")
         if origin is not None and origin.partition("://")[2] != named[0]:
             return Refusal(403, f"the request comes from another page: Origin '{_shown(origin)}'")
-        # Programs do not send this header, and a page can neither leave it out nor change it (Fetch
-        # Metadata).
+        # Programs do not send this header, and no page can change it. Browsers send it to trustworthy
+        # addresses only (Fetch Metadata); for others the Origin above is what counts.
         if method not in SAFE and found.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return Refusal(403, "the request comes from another page")
         by_ticket = path == BY_TICKET and method == "GET"

@@ -106,7 +106,7 @@ def cores_of(master: str) -> int:
     found = LOCAL.fullmatch(master)
     if found is not None and found["cores"] != "*":
         return int(found["cores"] or 1)
-    # Not the machine's cores, because a container or `taskset` may allow fewer.
+    # Not the machine's cores, because a container's set of cores or `taskset` may allow fewer.
     return len(os.sched_getaffinity(0))
 
 

@@ -25,7 +25,7 @@ import pyspark
 from tidegate.errors import Retryable
 from tidegate.java import java_home
 
-WAIT_S: Final = 180.0
+WAIT_S: Final = 300.0
 QUIET: Final = "-Xlog:cds*=off -Xlog:class+path*=off"
 """Options that keep messages about an archive that does not fit out of a feed's log."""
 WARM_UP: Final = """
