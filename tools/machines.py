@@ -48,8 +48,7 @@ from tidegate.etcd.session import LocalLease
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
-from tidegate.server.owner import peers, processor_link
-from tidegate.server.owner import delivered_spans
+from tidegate.server.owner import delivered_spans, peers, processor_link
 from tidegate.server.owner import sharing as division
 from tidegate.server.owner.peers import Peer
 from tidegate.server.supervision import jobs

@@ -412,8 +412,8 @@ KERNEL_MODULES: Final = (
 )
 """Modules with a `warm()` that calls each kernel once with its real argument types.
 
-First those whose kernels others call, so that two processes seldom compile the same. Then those that take longest:
-`encode_kernels` takes almost a third of all time.
+First those whose kernels others call, so that two processes seldom compile the same. Then those that take
+longest: `encode_kernels` takes almost a third of all time.
 """
 
 if __name__ == "__main__":

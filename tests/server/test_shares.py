@@ -72,14 +72,15 @@ class World:
 def test_the_tables_of_a_range_are_those_wanted_at_the_checkpoint() -> None:
     """They are looked up in key order, which changes with each DDL that adds or removes tables."""
     sharing, cut = World().sharing, TABLES[2].span.start
+    spans = sharing.spans
     low, high = Span(b"", cut), Span(cut, b"")
-    assert [sharing.tables_in(span) for span in (low, high, ALL)] == [[10, 20], [30, 40], [10, 20, 30, 40]]
+    assert [spans.tables_in(span) for span in (low, high, ALL)] == [[10, 20], [30, 40], [10, 20, 30, 40]]
     added = table_task(15, 1)
-    sharing.passed(DdlBatch(5, (), added=(added,), removed=frozenset({TABLES[0].id})))
-    assert [sharing.tables_in(span) for span in (low, added.span)] == [[15, 20], [15]]
-    assert [piece.span for piece in sharing.pieces[0]] == [added.span, *(task.span for task in TABLES[1:])]
+    spans.passed(DdlBatch(5, (), added=(added,), removed=frozenset({TABLES[0].id})))
+    assert [spans.tables_in(span) for span in (low, added.span)] == [[15, 20], [15]]
+    assert [piece.span for piece in spans.pieces[0]] == [added.span, *(task.span for task in TABLES[1:])]
     sharing.begin(TABLES[2:])
-    assert sharing.tables_in(ALL) == [30, 40]
+    assert spans.tables_in(ALL) == [30, 40]
 
 
 def test_nothing_moves_before_the_taker_runs_spark_and_has_what_it_takes() -> None:
