@@ -122,3 +122,13 @@ def test_states_that_do_not_fit_are_refused(states: Any) -> None:
     form: dict[str, Any] = to_json(Sync(HEADER, "1", 2, 3, (), ()))
     with pytest.raises(ValueError, match="sync"):
         parse({**form, "ranges": states}, FROM_PROCESSOR)
+
+
+@pytest.mark.parametrize(
+    "ranges", [["61-63-7-1", "62-64-7-1"], ["-61-7-1", "--7-1"], ["62--7-1", "61-63-7-1"]]
+)
+def test_a_dispatch_of_ranges_that_overlap_is_refused(ranges: list[str]) -> None:
+    """Progress is looked up by bisection, which would leave spans of an overlap out."""
+    form: dict[str, Any] = to_json(Dispatch(HEADER, Wish.RUN, 3, (), 5, 4, False))
+    with pytest.raises(ValueError, match="overlap"):
+        parse({**form, "ranges": ranges}, FROM_OWNER)

@@ -15,6 +15,7 @@ from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.grants import Grant
 from tidegate.control.messages import Wish
 from tidegate.control.metadata import FeedId
+from tidegate.errors import Retryable
 from tidegate.server.owner.fence_ahead import FenceAhead
 from tidegate.server.owner.hand_over import HandOver, Step
 from tidegate.server.owner.replication import Replication
@@ -92,7 +93,7 @@ def test_a_fence_is_prepared_for_the_stored_grants_and_given_away_once(
         sink = KafkaSink(SinkFeed(1, "default", "one", "i", URI, merge_config({}, URI), capture="a"))
         plan = SimpleNamespace(sink=sink)
         record: Any = SimpleNamespace(id=FeedId("default", "one"), loading=False, plan=plan)
-        node: Any = SimpleNamespace(grants=grants)
+        node: Any = SimpleNamespace(grants=grants, clock=SystemClock())
         ahead = FenceAhead(node, record, lambda: True, lambda: woken.append("wake"))
         assert await ahead.take() is None, "nothing has begun"
         ahead.begin()
@@ -110,6 +111,63 @@ def test_a_fence_is_prepared_for_the_stored_grants_and_given_away_once(
     writers = {"a": 4, "b": 6}
     assert connected == [writers, writers, {}]
     assert len(woken) == 3
+
+
+@pytest.mark.parametrize("trouble", ["it hangs", "a defect", "etcd is away"])
+def test_a_round_does_without_a_fence_that_cannot_be_prepared(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.server.owner.fence_ahead.TAKE_S", 0.05)
+    hangs = asyncio.Event()
+
+    async def grants(feed: FeedId) -> dict[str, Grant]:
+        match trouble:
+            case "it hangs":
+                await hangs.wait()
+            case "a defect":
+                raise RuntimeError("can't start new thread")
+        raise Retryable("etcd does not answer")
+
+    async def prepare() -> None:
+        plan = SimpleNamespace(sink=None)
+        record: Any = SimpleNamespace(id=FeedId("default", "one"), loading=False, plan=plan)
+        ahead = FenceAhead(
+            SimpleNamespace(grants=grants, clock=SystemClock()),  # type: ignore[arg-type]
+            record,
+            lambda: True,
+            lambda: None,
+        )
+        ahead.begin()
+        async with asyncio.timeout(60):
+            while not ahead.is_done:
+                await asyncio.sleep(0.01)
+            assert await ahead.take() is None
+            ahead.begin()
+            await ahead.drop()
+        hangs.set()
+
+    asyncio.run(prepare())
+
+
+def test_what_was_prepared_is_dropped_if_a_start_fails() -> None:
+    dropped: list[bool] = []
+
+    async def meet() -> None:
+        raise Retryable("the catalogue is away")
+
+    async def drop() -> None:
+        dropped.append(True)
+
+    async def replicate() -> None:
+        feed: Any = SimpleNamespace(_meet=meet, _node=None, _record=None)
+        feed._jobs = feed._effects = SimpleNamespace(begin=lambda: None)
+        feed.shares = SimpleNamespace(ahead=SimpleNamespace(begin=lambda: None, drop=drop))
+        feed._replicate = lambda: Replication._replicate(feed)
+        with pytest.raises(Retryable):
+            await Replication.replicate(feed)
+
+    asyncio.run(replicate())
+    assert dropped == [True]
 
 
 def test_processors_are_asked_to_end_while_a_call_of_the_sink_is_under_way() -> None:

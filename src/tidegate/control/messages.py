@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final, overload
 
@@ -296,6 +297,16 @@ def _granted_ranges(value: Any) -> tuple[GrantedRange, ...]:
     return tuple(map(_granted, value))
 
 
+def _dispatched(value: Any) -> tuple[GrantedRange, ...]:
+    found = _granted_ranges(value)
+    ordered = sorted((one.id for one in found), key=attrgetter("start"))
+    # Progress is looked up by bisection, which finds nothing behind a range that reaches into the next one.
+    for one, following in pairwise(ordered):
+        if one.end == b"" or one.end > following.start:
+            raise ValueError(f"the granted ranges {one} and {following} overlap")
+    return found
+
+
 _STATES: Final = {str(one): one for one in RangeState}
 
 
@@ -340,7 +351,7 @@ _WIRE: Final = Wire({"Wish": _word(Wish)}, separator="-")
 _WIRE.add({"Header": _WIRE.part(Header), "LoadState": _WIRE.part(LoadState)})
 _WIRE.add({"KnownDdl": _WIRE.part(KnownDdl)})
 _WIRE.add({"ProcessorStatus": _WIRE.part(ProcessorStatus), "Failed | None": _WIRE.option(Failed)})
-_WIRE.add({"Sequence[GrantedRange]": Form(lambda ranges: list(map(_text_of, ranges)), _granted_ranges)})
+_WIRE.add({"Sequence[GrantedRange]": Form(lambda ranges: list(map(_text_of, ranges)), _dispatched)})
 _WIRE.add({"Sequence[RangeStatus]": Form(_statuses_as_json, _statuses)})
 _WIRE.add({"Sequence[Span]": listed(FORMS["Span"])})
 _WIRE.add({"Sequence[RangeProgress]": Form(_columns_as_json, _columns)})

@@ -103,10 +103,16 @@ class Replication:
 
     async def replicate(self) -> None:
         """Replicate until the target is reached. Raises the failure; a stop cancels it."""
-        node, record = self._node, self._record
         self._jobs.begin()
         self._effects.begin()
         self.shares.ahead.begin()  # an owner that was just elected fences the writers of the earlier one
+        try:
+            await self._replicate()
+        finally:
+            await to_its_end(self.shares.ahead.drop())
+
+    async def _replicate(self) -> None:
+        node, record = self._node, self._record
         await self._meet()
         if self.owner is None or not self.ddl.is_open:
             await self._open()
@@ -125,7 +131,6 @@ class Replication:
             node.pulse.leave(store, record.id, self._on_floors)
             self._paused_at = None  # a pause for another reason says nothing about a division
             await to_its_end(self._end_incarnation())  # shielded: a pause must not leave its processes
-            await to_its_end(self.shares.ahead.drop())
 
     async def wait_for_tasks(self) -> None:
         """Wait for background tasks, after the loop has ended."""
