@@ -409,7 +409,7 @@ def _taken() -> Prepare:
         assert measure(ROWS, *places) == 0
         into.reserve(ROWS, int(sizes[0]), int(sizes[1]))
         into.take(ROWS, list_of.ctypes.data, labs, {})
-        assert into.value_bytes == records[:, 4].sum() == ROWS * len(value)
+        assert into.count == ROWS
 
     return lambda: run
 

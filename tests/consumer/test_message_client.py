@@ -102,9 +102,9 @@ def test_messages_come_whole_with_what_follows_them(kind: Callable[..., MessageC
     (end,) = read(one, arena, 0)
     assert shown(arena.batch()) == [(*SOME[at][:2], at, SOME[at][2]) for at in range(len(SOME))]
     assert (end.error.code(), end.offset) == (KafkaError._PARTITION_EOF, len(SOME))
-    assert (arena.next_offset, arena.value_bytes) == (
-        len(SOME),
-        sum(len(value or b"") for _, value, _ in SOME),
+    assert arena.next_offset == len(SOME)
+    assert arena.size == sum(
+        arenas.MESSAGE_BYTES + len(value or b"") + len(key or b"") for key, value, _ in SOME
     )
     assert one.oldest("t", 0, 4.0) == 0
 
@@ -156,6 +156,40 @@ def test_a_process_with_a_client_ends_without_a_crash(broker: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, str(len(SOME))), done.stderr
+
+
+def test_a_list_that_cannot_be_kept_is_given_back(broker: str) -> None:
+    """librdkafka waits at its end for each message that it has given away."""
+    code = (
+        "from tests.consumer.test_message_client import *\n"
+        "class Full(Arena):\n"
+        "    def reserve(self, count, values, keys):\n"
+        "        raise MemoryError(count)\n"
+        f"one = NativeClient(settings_of('{broker}'))\n"
+        "try:\n    read(one, Full(), 0)\nexcept MemoryError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip().isdigit()) == (0, True), done.stderr
+
+
+def test_a_header_name_that_is_no_text_is_no_error() -> None:
+    with mock_broker("t") as bootstrap:
+        publish(bootstrap, [(b"key", b"value", [("caf\u00e9", b"1")])])
+        one, arena = NativeClient(settings_of(bootstrap)), Arena()
+        # The client of this test can write text only, so the bytes are changed on their way.
+        real = one._library.header_get_all
+
+        def damaged(headers: Any, place: int, name: Any, value: Any, size: Any) -> int:
+            code: int = real(headers, place, name, value, size)
+            one._header[1].value = b"caf\xe9"
+            return code
+
+        one._library.header_get_all = damaged
+        try:
+            read(one, arena, 0)
+        finally:
+            one._library.header_get_all = real
+        assert shown(arena.batch()) == [(b"key", b"value", 0, [("caf\ufffd", b"1")])]
 
 
 class List:
@@ -224,7 +258,7 @@ def test_the_kernels_take_what_their_twin_takes_and_give_all_back() -> None:
             assert made.given_back == made.addresses.tolist()
             twin.add([Plain(one, first + at) for at, one in enumerate(sent) if one is not None])  # type: ignore[misc]
         assert shown(mine.batch()) == shown(twin.batch())
-        assert (mine.count, mine.value_bytes) == (twin.count, twin.value_bytes)
+        assert (mine.count, mine.size) == (twin.count, twin.size)
 
 
 def test_the_memory_of_messages_is_used_again() -> None:
@@ -239,6 +273,18 @@ def test_the_memory_of_messages_is_used_again() -> None:
         buffer.address for column in (second.keys, second.values) for buffer in column.buffers()[1:]
     ] == before
     assert second.values[4999].as_py() == b"V" * 3000
+
+
+@pytest.mark.parametrize("sent", [(b"k" * (5 << 20), None, []), (None, b"", [])])
+def test_memory_of_many_or_large_keys_is_not_kept(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arenas, "KEPT_BYTES", 4 << 20)
+    arena = Arena()
+    count = 1 if sent[0] else 200_000
+    for first in range(0, count, 50_000):
+        List([sent] * min(50_000, count - first), first).into(arena)
+    assert arena.size >= count * arenas.MESSAGE_BYTES + len(sent[0] or b"")
+    arena.clear()
+    assert len(arena._offsets) == 1 << 12
 
 
 def test_memory_of_giant_messages_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

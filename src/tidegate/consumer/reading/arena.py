@@ -21,6 +21,8 @@ from tidegate.consumer.reading.message_kernels import FREE, take_messages
 from tidegate.kernel import address
 
 KEPT_BYTES: Final = 128 << 20
+MESSAGE_BYTES: Final = 3 * 8 + 2
+"""What a message takes in addition to key and value: two ends, an offset, two flags."""
 _VALUES: Final = 1 << 20
 _KEYS: Final = 1 << 16
 _COUNT: Final = 1 << 12
@@ -44,8 +46,12 @@ class Arena:
         self._offsets = np.empty(_COUNT, np.int64)
 
     @property
-    def value_bytes(self) -> int:
-        """The size of all values."""
+    def size(self) -> int:
+        """How many bytes the messages take, with their keys, offsets and flags."""
+        return self._value_bytes + int(self._key_ends[self.count]) + MESSAGE_BYTES * self.count
+
+    @property
+    def _value_bytes(self) -> int:
         return int(self._value_ends[self.count])
 
     @property
@@ -57,12 +63,13 @@ class Arena:
         """Remove all messages. Batches that were made of them are not valid any more."""
         self.count = 0
         self._headers = {}
-        if len(self._values) + len(self._keys) > KEPT_BYTES:
+        kept = (self._values, self._keys, self._value_ends, self._key_ends, self._has_value, self._has_key)
+        if sum(one.nbytes for one in (*kept, self._offsets)) > KEPT_BYTES:
             self._allocate()
 
     def reserve(self, count: int, values: int, keys: int) -> None:
         """Make room for so many more messages, with so many bytes of values and keys."""
-        self._values = _grown(self._values, self.value_bytes, values)
+        self._values = _grown(self._values, self._value_bytes, values)
         self._keys = _grown(self._keys, int(self._key_ends[self.count]), keys)
         if self.count + count > len(self._offsets):
             used = self.count

@@ -236,7 +236,7 @@ def _take(topic: Topic, reader: MessageClient, wanted: Range, arena: Arena) -> _
 def _taken(reader: MessageClient, wanted: Range, arena: Arena) -> _Taken:
     taken, received, at_end = _Taken(wanted.start), time.monotonic(), False
     most = min(CONSUME_MESSAGES, max(wanted.max_bytes // 1024, 1))
-    while taken.next_offset < wanted.end and arena.value_bytes < wanted.max_bytes and not at_end:
+    while taken.next_offset < wanted.end and arena.size < wanted.max_bytes and not at_end:
         count = arena.count
         others = reader.take(arena, most, 0.2)
         if others or arena.count > count:

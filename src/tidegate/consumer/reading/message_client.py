@@ -148,6 +148,9 @@ class NativeClient:
         self._sizes = SIZES.record([0] * len(SIZES.fields))
         self._destroy = address_of(library.message_destroy)
         self._headers_of = address_of(library.message_headers)
+        self._header = _WORD(), ctypes.c_char_p(), _WORD(), ctypes.c_size_t()
+        """Where librdkafka writes the headers of a message, and the name, value and size of one of them."""
+        self._header_places = tuple(map(ctypes.byref, self._header))
 
     def assign(self, topic: str, partition: int, offset: int) -> None:
         """See `MessageClient`."""
@@ -189,6 +192,21 @@ class NativeClient:
 
     def _taken(self, arena: Arena, count: int) -> Sequence[NoMessage]:
         """Append the messages of a list, and give the list back."""
+        try:
+            errors, headers = self._others(count)
+            arena.reserve(count, int(self._sizes[Z_VALUES // 8]), int(self._sizes[Z_KEYS // 8]))
+        except BaseException:
+            # librdkafka waits at its end for each message that was not given back.
+            for message in self._messages[:count].tolist():
+                self._library.message_destroy(message)
+            raise
+        arena.take(count, address(self._messages), self._destroy, headers)
+        return errors
+
+    def _others(self, count: int) -> tuple[list[NoMessage], dict[int, Headers]]:
+        """The entries of a list that are no messages, and the headers of those that have some. Writes the
+        sizes of all.
+        """
         messages, sizes = address(self._messages), address(self._sizes)
         seen = measure_messages(count, messages, self._headers_of, sizes, address(self._seen))
         errors: list[NoMessage] = []
@@ -202,19 +220,19 @@ class NativeClient:
                 errors.append(NoMessage(KafkaError(code, text), offset))
             else:
                 headers[place - len(errors)] = self._headers(message)
-        arena.reserve(count, int(self._sizes[Z_VALUES // 8]), int(self._sizes[Z_KEYS // 8]))
-        arena.take(count, messages, self._destroy, headers)
-        return errors
+        return errors, headers
 
     def _headers(self, message: int) -> Headers:
-        """The headers of a message that has some."""
-        headers, name, value, size = _WORD(), ctypes.c_char_p(), _WORD(), ctypes.c_size_t()
-        self._library.message_headers(message, ctypes.byref(headers))
+        """The headers of a message that has some. It takes some 10 us, and our own topics have headers at
+        marks and DDL only.
+        """
+        headers, name, value, size = self._header
+        self._library.message_headers(message, self._header_places[0])
         found: list[tuple[str, Any]] = []
-        places = ctypes.byref(name), ctypes.byref(value), ctypes.byref(size)
-        while self._library.header_get_all(headers, len(found), *places) == 0:
+        while self._library.header_get_all(headers, len(found), *self._header_places[1:]) == 0:
             content = ctypes.string_at(value.value, size.value) if value.value is not None else None
-            found.append(((name.value or b"").decode(), content))
+            # Other programs may write any bytes as a name, which must not end the consumer.
+            found.append(((name.value or b"").decode(errors="replace"), content))
         return found
 
     def _check(self, code: int) -> None:
@@ -261,7 +279,8 @@ def _client(library: Functions, settings: Mapping[str, Any]) -> int:
     conf = library.conf_new()
     for name, value in settings.items():
         if callable(value) or value is None:
-            continue  # without callbacks: errors come as entries of the queue
+            # The only one is `error_cb`, which ignores that brokers cannot be reached: so does this client.
+            continue
         given = str(value).lower() if isinstance(value, bool) else str(value)
         if library.conf_set(conf, name.encode(), given.encode(), text, _TEXT_BYTES):
             library.conf_destroy(conf)
