@@ -22,7 +22,7 @@ from tidegate.kernel import address
 
 KEPT_BYTES: Final = 128 << 20
 MESSAGE_BYTES: Final = 3 * 8 + 2
-"""What a message takes in addition to key and value: two ends, an offset, two flags."""
+"""The memory of a message in addition to key and value: two ends, an offset, two flags."""
 _VALUES: Final = 1 << 20
 _KEYS: Final = 1 << 16
 _COUNT: Final = 1 << 12
