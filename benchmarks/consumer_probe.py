@@ -98,7 +98,7 @@ def wrap_driver(clock: Clock) -> None:
     """
     from tidegate.consumer import job
     from tidegate.consumer.applying import apply
-    from tidegate.consumer.mysql import digest, lanes, progress, rendering, target
+    from tidegate.consumer.mysql import batch, digest, lanes, rendering, row_writer
     from tidegate.consumer.running import rounds
 
     clock.wrap(rounds.FetchRounds, "fetch", "fetch")
@@ -106,12 +106,12 @@ def wrap_driver(clock: Clock) -> None:
     clock.wrap(apply, "staged_rows", "map")
     clock.wrap(apply, "staged_changes", "convert", len)
     clock.wrap(apply, "net_effect", "settle")
-    clock.wrap(target, "wait", "wait for threads")
+    clock.wrap(row_writer, "wait", "wait for threads")
     clock.wrap(rendering, "add_deletes", "render")
     clock.wrap(rendering, "add_inserts", "render")
     clock.wrap(digest.Digest, "add", "digest")
-    clock.wrap(progress.Progress, "begin", "note")
-    clock.wrap(progress.Progress, "end", "note")
+    clock.wrap(batch.Batch, "begin", "note")
+    clock.wrap(batch.Batch, "end", "note")
     clock.wrap(lanes.Lanes, "run", "write")
     clock.wrap(lanes.Lanes, "write", "lanes")
 

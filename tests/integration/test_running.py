@@ -83,24 +83,27 @@ def test_the_page_says_which_tests_share_a_capture() -> None:
     assert listed == {name: "yes" if "(share: " in text else "no" for name, text in files.items()}
 
 
-def items(*named: tuple[str, bool]) -> list[Any]:
-    """Tests of these files, and whether they share a capture."""
+def items(*named: tuple[str, bool], slow: tuple[str, ...] = ()) -> list[Any]:
+    """Tests of these files, and whether they share a capture. `slow`: files with a slow test."""
     session = SimpleNamespace(items=list[Any]())
     for file, shares in named:
         given = {"path": Path(file), "nodeid": file, "session": session, "number": len(session.items)}
+        given["get_closest_marker"] = lambda name, is_slow=file in slow: name if is_slow else None
         session.items.append(SimpleNamespace(**given, fixturenames=("share",) if shares else ()))
     return session.items
 
 
-def test_files_that_share_a_capture_come_first_whole() -> None:
+def test_files_that_share_a_capture_come_first_and_slow_ones_next() -> None:
     found = items(
         ("tests/a.py", False),
+        ("tests/d.py", False),
         ("tests/integration/b.py", False),
         ("tests/integration/c.py", True),
         ("tests/integration/c.py", False),
+        slow=("tests/d.py",),
     )
     pytest_collection_modifyitems(found)
-    assert [item.nodeid[-4:] for item in found] == ["c.py", "c.py", "b.py", "a.py"]
+    assert [item.nodeid[-4:] for item in found] == ["c.py", "c.py", "b.py", "d.py", "a.py"]
 
 
 def test_the_capture_is_kept_as_long_as_a_file_that_uses_it_follows() -> None:
