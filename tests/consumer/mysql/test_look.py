@@ -56,11 +56,11 @@ def test_who_writes_how_far_and_what_was_begun(
     number = held.hold.control.thread_id()
     assert found.holder.startswith(f"connection {number} of {mariadb} from ")
     held.move(POSITION.to_json())
-    held.begin(NEXT.to_json(), {0: "a"})
+    held.batch.begin(NEXT.to_json(), {0: "a"})
     found = look(mariadb, name)
     assert found.position == POSITION
     assert found.doing == "a write up to ts 9"
-    held.end(NEXT.to_json())
+    held.batch.end(NEXT.to_json())
     found = look(mariadb, name)
     assert (found.position, found.doing) == (NEXT, "")
 
