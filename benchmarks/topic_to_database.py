@@ -9,7 +9,8 @@ In turns:
     inserts  the consumer: new rows
     loader   no topic, no Spark: one process renders the same rows and sends INSERTs of many rows through
              the same driver, over as many connections as there are lanes, with a thread for each
-    sender   the same with the statements made beforehand: the throughput of the server
+    bare     the same loader with one thread and one connection
+    sender   the loader with the statements made beforehand: the throughput of the server
     mixed    the consumer: two fifths inserts, two fifths updates and one fifth deletes, of random rows
     visible  the consumer: mixed changes at a steady rate; how long each watermark takes from the topic to
              the target (`visibility`)
@@ -35,6 +36,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,7 +70,7 @@ from tidegate.model.timestamp import compose
 
 WARM_UP: Final = 200_000
 """Changes that the consumer has applied before it is measured."""
-KINDS: Final = ("inserts", "loader", "sender", "mixed", "visible")
+KINDS: Final = ("inserts", "loader", "bare", "sender", "mixed", "visible")
 GOALS: Final = {"ratio": 0.7, "mixed": 40_000, "visible_ms": 500}
 
 
@@ -140,9 +142,11 @@ def by_stage(calls: Sequence[dict[str, Any]], changes: int) -> dict[str, dict[st
 
 
 def by_loader(
-    server: MySqlServer, tables: Tables, base: Sequence[Part], part: Part, *, ready: bool
+    server: MySqlServer, tables: Tables, base: Sequence[Part], part: Part, *, ready: bool, bare: bool
 ) -> dict[str, Any]:
-    """Load the same rows by threads that do nothing else. `ready`: make statements before the clock runs."""
+    """Load the same rows by threads that do nothing else. `ready`: make statements before the clock runs.
+    `bare`: by one thread over one connection, table after table.
+    """
     lanes = len(tables.names)
     connections = [server.connect() for _ in range(lanes)]
     for made, connection in zip(tables.made, connections, strict=True):
@@ -166,7 +170,8 @@ def by_loader(
             send(connection, blocks(one.handles, number))
     work: list[Any] = [blocks(part.handles, number) for number in range(lanes)]
     work = [iter(list(found)) for found in work] if ready else work
-    threads = [threading.Thread(target=send, args=pair) for pair in zip(connections, work, strict=True)]
+    pairs = [(connections[0], chain(*work))] if bare else zip(connections, work, strict=True)
+    threads = [threading.Thread(target=send, args=pair) for pair in pairs]
     began = time.time()
     for thread in threads:
         thread.start()
@@ -219,7 +224,9 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, list[d
                     run, end = visibility(services, tables, options)
                     made.append(run)
                 else:
-                    made.append(by_loader(server, tables, base, fresh, ready=name == "sender"))
+                    made.append(
+                        by_loader(server, tables, base, fresh, ready=name == "sender", bare=name == "bare")
+                    )
                 check(server, tables, end)
     return found
 
@@ -236,7 +243,7 @@ def report(found: Mapping[str, list[dict[str, Any]]]) -> tuple[str, dict[str, fl
     """The tables for people, and the figures in them."""
     rates = {name: [run["rate"] for run in runs] for name, runs in found.items() if name != "visible"}
     figures = {name: statistics.median(of) for name, of in rates.items()}
-    for source in ("loader", "sender"):
+    for source in ("bare", "loader", "sender"):
         pairs = zip(rates["inserts"], rates[source], strict=True)
         figures[f"inserts / {source}"] = statistics.median(one / other for one, other in pairs)
     for name in ("inserts", "mixed"):
