@@ -174,14 +174,14 @@ def test_a_list_that_cannot_be_kept_is_given_back(broker: str) -> None:
 
 def test_a_header_name_that_is_no_text_is_no_error() -> None:
     with mock_broker("t") as bootstrap:
-        publish(bootstrap, [(b"key", b"value", [("caf\u00e9", b"1")])])
+        publish(bootstrap, [(b"key", b"value", [("h\u00e9", b"1")])])
         one, arena = NativeClient(settings_of(bootstrap)), Arena()
         # The client of this test can write text only, so the bytes are changed on their way.
         real = one._library.header_get_all
 
         def damaged(headers: Any, place: int, name: Any, value: Any, size: Any) -> int:
             code: int = real(headers, place, name, value, size)
-            one._header[1].value = b"caf\xe9"
+            one._header[1].value = b"h\xe9"
             return code
 
         one._library.header_get_all = damaged
@@ -189,7 +189,7 @@ def test_a_header_name_that_is_no_text_is_no_error() -> None:
             read(one, arena, 0)
         finally:
             one._library.header_get_all = real
-        assert shown(arena.batch()) == [(b"key", b"value", 0, [("caf\ufffd", b"1")])]
+        assert shown(arena.batch()) == [(b"key", b"value", 0, [("h\ufffd", b"1")])]
 
 
 class List:
