@@ -409,7 +409,7 @@ def _taken() -> Prepare:
         assert measure(ROWS, *places) == 0
         into.reserve(ROWS, int(sizes[0]), int(sizes[1]))
         into.take(ROWS, list_of.ctypes.data, labs, {})
-        assert into.count == ROWS
+        assert into.count == len(records)  # which must live as long as the list of their addresses
 
     return lambda: run
 
