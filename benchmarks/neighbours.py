@@ -360,11 +360,13 @@ def measure_locked(
         key = keys.int_record(TABLE, 0)
         holder = TwoPhase(capture.pd, capture.pd.tso(), key, ttl_ms=round(1000 * (locked_s + 60)))
         holder.prewrite([Mutation(PUT, key, b"x")], Backoff(DEFAULT_BUDGET_MS))
+        # The resolved ts may have passed `start_ts` before the lock was there, but never passes this one.
+        locked_at = capture.pd.tso()
         locked = lags(locked_s)
         held = capture.store.open_span(locked_span).resolved
-        assert held <= holder.start_ts, f"the locked table's resolved ts {held} did not wait for its lock"
+        assert held < locked_at, f"the locked table's resolved ts {held} did not wait for its lock"
         holder.commit([key], capture.pd.tso(), Backoff(DEFAULT_BUDGET_MS))
-        while capture.store.open_span(locked_span).resolved <= holder.start_ts:
+        while capture.store.open_span(locked_span).resolved < locked_at:
             time.sleep(LOOK_S)
     capture.close()
     return unlocked, locked
