@@ -199,10 +199,20 @@ def _is_source(file: Path) -> bool:
     return file.is_file() and "__pycache__" not in file.parts
 
 
+def compiled(copy: Path) -> None:
+    """Compile the copy's kernels, which takes minutes once. Inside a test they would use up its time."""
+    log = COPY / "kernels.log"
+    if _called([sys.executable, "-m", "tidegate.kernel"], copy, log):
+        raise Wrong(f"the copy's kernels do not compile; see {log}")
+
+
 def tested(tests: Sequence[str], copy: Path, log: Path) -> int:
     """Run tests over the copy; returns pytest's exit code, and leaves what it printed in `log`."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--timeout", str(TEST_S)]
-    command += ["-o", f"pythonpath={copy} .", *tests]
+    return _called([*command, "-o", f"pythonpath={copy} .", *tests], copy, log)
+
+
+def _called(command: Sequence[str], copy: Path, log: Path) -> int:
     paths = os.pathsep.join([str(copy), str(ROOT)])
     environment = {"PYTHONPATH": paths, "HYPOTHESIS_STORAGE_DIRECTORY": str(COPY / "hypothesis")}
     with log.open("w") as out:
@@ -241,6 +251,7 @@ def run(chosen: Sequence[Guard]) -> int:
     with copied() as copy:
         tests = sorted({test for guard in chosen for test in guard.tests})
         log = COPY / "all.log"
+        compiled(copy)
         began = time.monotonic()
         if tested(tests, copy, log) != PASSED:
             raise Wrong(f"a test fails although all guards are in place; see {log}")
