@@ -54,7 +54,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, assert_never
@@ -394,26 +394,24 @@ def main() -> int:
     block_matcher.warm()
     kernels.warm()
     lags: dict[str, list[float]] = {name: [] for name in BEFORE}
-    with tempfile.TemporaryDirectory() as folder:
-        upstream = Upstream(Path(folder) / "upstream", 10)
+    with tempfile.TemporaryDirectory() as base, closing(Upstream(Path(base) / "upstream", 10)) as upstream:
         upstream.load(0 if options.only else options.rows)
         if options.only == "locked":
-            found = measure_locked(upstream, Path(folder) / "locked", options.locked, stripe=options.stripe)
+            found = measure_locked(upstream, Path(base) / "locked", options.locked, stripe=options.stripe)
             lags["unlocked"], lags["locked"] = found
         for number in () if options.only == "locked" else range(options.rounds):
             for name in () if options.only else ("missing", "again"):
-                where = Path(folder) / f"{name}-{number}"
+                where = Path(base) / f"{name}-{number}"
                 quiet, after = measure(upstream, where, options.seconds, missing=name == "missing")
                 lags["quiet"] += quiet
                 lags[name] += after
                 print(f"  round {number + 1}, {name}: {shown(after)}, before {shown(quiet)}", flush=True)
-            where = Path(folder) / f"stopped-{number}"
+            where = Path(base) / f"stopped-{number}"
             names = ("roomy", "stopped", "resumed") if options.stripe else ("roomy", "stopped")
             work = measure_stopped_in_stripe if options.stripe else measure_stopped
             for name, measured in zip(names, work(upstream, where, options.seconds), strict=True):
                 lags[name] += measured
                 print(f"  round {number + 1}, {name}: {shown(measured)}", flush=True)
-        upstream.close()
     figures = {name: shown(found) for name, found in lags.items() if found}
     print(f"{'lag of the others, ms':24}{'p50':>8}{'p99':>8}{'max':>8}{'p99 to before':>14}")
     for name, one in figures.items():
