@@ -47,7 +47,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, s
     monkeypatch.setenv("CALLER", str(os.getpid()))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache" / "kernels-now"))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(kernel, "usable", lambda: 2)
 
     def make(count: int, action: str) -> list[str]:
         names = [f"noted_{number}" for number in range(count)]

@@ -32,6 +32,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from tidegate.cores import usable
 from tidegate.launcher import bound
 
 P = ParamSpec("P")
@@ -329,7 +330,7 @@ def warm() -> None:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_compiled():
-            _compile(KERNEL_MODULES, min(MOST_COMPILERS, len(os.sched_getaffinity(0))))
+            _compile(KERNEL_MODULES, min(MOST_COMPILERS, usable()))
         # They are in the cache now, apart from those of a process that has died.
         for name in KERNEL_MODULES:
             import_module(name).warm()
