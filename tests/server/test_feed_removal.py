@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -230,3 +232,98 @@ def test_a_capture_removes_folders_of_feeds_removed_while_it_was_away(make_node:
     asyncio.run(node.write(Put(feed_key(CLUSTER, FeedId("default", "kept"), "info"), info.to_bytes())))
     asyncio.run(ProcessorRegistry(node)._remove_folders())
     assert {name for name, folder in folders.items() if folder.exists()} == {"kept", "other", "torn"}
+
+
+def test_a_changefeed_that_is_created_meanwhile_keeps_its_files(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader's definitions are in its folder before it is stored, so it seems to be a removed one."""
+    node = make_node()
+    folder = node.paths.feed(ONE)
+    spec(folder)
+    registry, read = ProcessorRegistry(node), Node.read
+
+    async def read_while_it_is_created(self: Node, key: str) -> bytes | None:
+        found = await read(self, key)
+        await registry.clear(ONE)
+        folder.mkdir(parents=True)
+        (folder / "changes.db").write_text("definitions")
+        return found
+
+    monkeypatch.setattr(Node, "read", read_while_it_is_created)
+    asyncio.run(registry._remove_folders())
+    assert (folder / "changes.db").exists()
+
+
+def test_a_creation_waits_until_the_folder_of_an_earlier_one_is_removed(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the removal under way could take the new files, too."""
+    node = make_node()
+    folder, begun, may_end = node.paths.feed(ONE), threading.Event(), threading.Event()
+    spec(folder)
+    registry, rmtree = ProcessorRegistry(node), shutil.rmtree
+
+    def slow(path: Path, ignore_errors: bool) -> None:
+        if not begun.is_set():
+            begun.set()
+            assert may_end.wait(60)
+        rmtree(path, ignore_errors)
+
+    async def scenario() -> None:
+        removing = asyncio.create_task(registry._remove_folders())
+        assert await asyncio.to_thread(begun.wait, 60)
+        registry.begin(str(ONE))
+        assert not registry.processors, "a processor would lose its files, too"
+        creating = asyncio.create_task(registry.clear(ONE))
+        await asyncio.sleep(0.02)
+        assert not creating.done()
+        may_end.set()
+        await asyncio.gather(removing, creating)
+        assert not folder.exists()
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    asyncio.run(scenario())
+
+
+def test_a_processor_that_ends_already_is_not_retired(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A creation has cleared the name while it was read that no changefeed of the name is stored."""
+    node = make_node()
+    folder, registry, read = node.paths.feed(ONE), ProcessorRegistry(node), Node.read
+    stopped, box = asyncio.Event(), object()
+
+    async def stop() -> None:
+        stopped.set()
+        await asyncio.sleep(0.05)
+
+    machine = SimpleNamespace(sequence=1, instance="f00d")
+    processor: Any = SimpleNamespace(machine=machine, box=box, received_at=float("-inf"), stop=stop)
+
+    async def read_while_it_is_created(self: Node, key: str) -> bytes | None:
+        found = await read(self, key)
+        asyncio.get_running_loop().create_task(create())
+        await stopped.wait()
+        return found
+
+    created = []
+
+    async def create() -> None:
+        await registry.clear(ONE)
+        folder.mkdir(parents=True)
+        created.append(True)
+
+    async def scenario() -> None:
+        registry.processors[ONE] = processor
+        node.router.processors[str(ONE)] = processor.box
+        monkeypatch.setattr(Node, "read", read_while_it_is_created)
+        retiring = asyncio.create_task(registry._retire())
+        while not created:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        retiring.cancel()
+        assert folder.exists()
+
+    monkeypatch.setattr("tidegate.server.processor.registry.RETIRE_S", 0.01)
+    asyncio.run(scenario())

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 from typing import Final
+from weakref import WeakValueDictionary
 
 from tidegate.control import trace
 from tidegate.control.changefeed import State
@@ -43,6 +44,10 @@ class ProcessorRegistry:
         self._message_client: MessageClient | None = None
         self._sequences: dict[FeedId, int] = {}
         """The sequences of processors that have ended. An owner drops messages with a lower sequence."""
+        self._turns: WeakValueDictionary[FeedId, asyncio.Lock] = WeakValueDictionary()
+        """Held while a changefeed's folder is being removed."""
+        self._cleared: set[FeedId] = set()
+        """Changefeeds whose folders were removed, or are being removed, until `_remove_folders` has ended."""
         self._upkeep = Upkeep(node, self.processors)
         self._tasks: list[asyncio.Task[None]] = []
         node.router = MessageRouter(self.begin, node.capture, self._send)
@@ -84,8 +89,9 @@ class ProcessorRegistry:
         if self.node.over() is not None:
             return
         feed = FeedId.parse(changefeed)
-        if feed in self.processors:
-            return  # it is ending, and must release its spans first; the owner repeats the message
+        if feed in self.processors or feed in self._turns:
+            # It is ending, and must release its spans and its folder first; the owner repeats the message.
+            return
         processor = FeedProcessor(self.node, feed, self._sequences.pop(feed, 0))
         self.node.follow(trace.PROCESSOR, str(feed), processor.machine)
         self.processors[feed] = processor
@@ -105,9 +111,16 @@ class ProcessorRegistry:
             self.processors.pop(feed, None)
 
     async def clear(self, feed: FeedId) -> None:
-        """End the processor of a changefeed that is not stored, and remove the changefeed's folder."""
-        await self.end(feed)
-        await asyncio.to_thread(shutil.rmtree, self.node.paths.feed(feed), True)
+        """End the processor of a changefeed that is not stored, and remove the changefeed's folder.
+
+        When it returns, nobody else removes files there: a creation writes into the folder next, before its
+        changefeed is stored.
+        """
+        self._cleared.add(feed)
+        turn = self._turns.setdefault(feed, asyncio.Lock())
+        async with turn:
+            await self.end(feed)
+            await asyncio.to_thread(shutil.rmtree, self.node.paths.feed(feed), True)
 
     async def _remove_folders(self) -> None:
         """Remove the folders of changefeeds that were removed while this capture was away.
@@ -122,7 +135,10 @@ class ProcessorRegistry:
             except TidegateError as error:
                 event(LOG, logging.WARNING, "changefeed not read", changefeed=str(feed), error=str(error))
                 continue
-            if stored is None and feed not in self.processors and str(feed) not in node.router.owners:
+            # If it was cleared, the folder is of a changefeed of the same name, which is stored only after
+            # files that it needs are in there.
+            is_used = feed in self._cleared or feed in self.processors or str(feed) in node.router.owners
+            if stored is None and not is_used:
                 event(LOG, logging.INFO, "folder of a removed changefeed removed", changefeed=str(feed))
                 await self.clear(feed)
 
@@ -130,6 +146,7 @@ class ProcessorRegistry:
         """End processors whose changefeed does not run any more, and whose owner could not tell them so."""
         await self._remove_folders()
         while True:
+            self._cleared.clear()
             await asyncio.sleep(RETIRE_S)
             now = self.node.clock.monotonic()
             for feed, processor in list(self.processors.items()):
@@ -147,6 +164,8 @@ class ProcessorRegistry:
                     and info.instance == processor.machine.instance
                 ):
                     continue  # its owner may be about to send a message
+                if self.node.router.processors.get(str(feed)) is not processor.box:
+                    continue  # it ends already, and its folder may belong to the next one of this name
                 event(
                     LOG, logging.INFO, "processor ends: no owner sends messages to it", changefeed=str(feed)
                 )
