@@ -20,10 +20,10 @@ from tidegate.server.processor.processor import FeedProcessor
 from tidegate.server.pulling.pulse import Pulse
 
 
-def asked(sequence: int, wish: Wish, *, checkpoint: int, needed: int) -> bytes:
+def asked(sequence: int, wish: Wish, *, checkpoint: int, needed: int, incarnation: int = 0) -> bytes:
     ranges = [GrantedRange(Span(b"", b""), (0, 0))] if wish is not Wish.REST else []
     header = Header(1, "default/one", "i", 1, "a", 1, sequence)
-    message = Dispatch(header, wish, 0, ranges, 900, checkpoint, False, needed=needed, safe_point=1)
+    message = Dispatch(header, wish, incarnation, ranges, 900, checkpoint, False, needed=needed, safe_point=1)
     return json.dumps(to_json(message)).encode()
 
 

@@ -1,50 +1,208 @@
-"""The bounds of workers are written in another thread, and never after the incarnation has ended."""
+"""The bounds of workers are written in another thread, one file at a time, and nobody waits for it."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.server.test_processor_needs import asked, never_open
 
-from tidegate.disk import Ballast
+from tidegate.control.barrier import SpanTask
+from tidegate.control.grants import Grant
+from tidegate.control.messages import Checkpoint, DispatchResponse, FromProcessor, Wish
+from tidegate.disk import Ballast, DiskFull
+from tidegate.errors import TidegateError
+from tidegate.model.span import Span
+from tidegate.server.delivery.plan import BoundsChange, BoundsFile
+from tidegate.server.processor.processor import FeedProcessor
 from tidegate.server.processor.reader_bounds import ReaderBounds
 
-
-class SlowFile:
-    """A file that takes as long to replace as the test says."""
-
-    def __init__(self) -> None:
-        self.begun, self.may_end, self.puts = threading.Event(), threading.Event(), list[str]()
-
-    def due(self, bound: int, spans: object, *, raise_starts: bool, idle: bool) -> str:
-        return f"{bound}"
-
-    def put(self, change: str) -> None:
-        self.begun.set()
-        assert self.may_end.wait(60)
-        self.puts.append(change)
+ALL = Span(b"", b"")
 
 
-def test_a_write_under_way_ends_before_its_processor_does() -> None:
-    """Otherwise it could replace the file of the next incarnation."""
-    node: Any = SimpleNamespace(ballast=Ballast(None), files=None)
-    machine: Any = SimpleNamespace(reach=7, spans=SimpleNamespace(tasks={}))
-    opening: Any = SimpleNamespace(arrivals=SimpleNamespace(all_idle=False))
-    bounds, file = ReaderBounds(node, machine), SlowFile()
-    vars(bounds)["_file"] = file
+class SlowDisk:
+    """A disk that takes as long to replace a bounds file as the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.may_end, self.bounds = threading.Event(), threading.Event(), list[int]()
+        self.failure: Exception | None = None
+        put = BoundsFile.put
+
+        def slow(file: BoundsFile, change: BoundsChange) -> None:
+            self.begun.set()
+            assert self.may_end.wait(60)
+            if self.failure is not None:
+                raise self.failure
+            put(file, change)
+            self.bounds.append(change.bound)
+
+        self.monkeypatch, self.slow = monkeypatch, slow
+
+    def slows(self) -> None:
+        """From now on files take their time."""
+        self.monkeypatch.setattr(BoundsFile, "put", self.slow)
+
+    async def writes(self) -> None:
+        assert await asyncio.to_thread(self.begun.wait, 60)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
+    return SlowDisk(monkeypatch)
+
+
+def opened(folder: Path) -> Any:
+    """The opening of a changefeed, of which its bounds need these parts."""
+    return SimpleNamespace(
+        plan=SimpleNamespace(folder=folder),
+        ddl=SimpleNamespace(span_id="0" * 16, base_ts=lambda ts: ts),
+        arrivals=SimpleNamespace(all_idle=False),
+        look=lambda dispatch: None,
+    )
+
+
+class Following:
+    """The bounds of a changefeed, whose machine is at some bound."""
+
+    def __init__(self, folder: Path, disk: SlowDisk) -> None:
+        self.failures, self.woken, self.opening = list[TidegateError](), 0, opened(folder)
+        node: Any = SimpleNamespace(ballast=Ballast(None), files=None)
+        node.clock = SimpleNamespace(monotonic=lambda: 1000.0)
+        self.machine: Any = SimpleNamespace(reach=7, spans=SimpleNamespace(tasks={}))
+        self.bounds = ReaderBounds(node, self.machine, self.failures.append, self._wake)
+        self.bounds.begin(self.opening.plan, Grant("i", (1, 1), 1, 1), self.opening)
+        disk.slows()
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def follow(self, bound: int) -> None:
+        self.machine.reach = bound
+        self.bounds.follow(self.opening, 5)
+
+
+def test_one_file_is_written_at_a_time_and_then_the_newest(tmp_path: Path, disk: SlowDisk) -> None:
+    async def scenario() -> None:
+        feed = Following(tmp_path, disk)
+        feed.follow(8)
+        await disk.writes()
+        feed.follow(9)
+        feed.follow(10)
+        assert feed.woken == 0
+        disk.may_end.set()
+        await feed.bounds.written()
+        assert (disk.bounds, feed.woken) == ([8], 1)
+        feed.follow(10)
+        await feed.bounds.written()
+        assert (disk.bounds, feed.woken) == ([8, 10], 1), "nothing was missed meanwhile"
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_cannot_be_written_fails_its_own_incarnation_only(tmp_path: Path, disk: SlowDisk) -> None:
+    async def scenario(failure: Exception, *, ends: bool) -> list[str]:
+        feed = Following(tmp_path, disk)
+        disk.failure = failure
+        feed.follow(8)
+        await disk.writes()
+        if ends:
+            feed.bounds.end()
+        disk.may_end.set()
+        await feed.bounds.written()
+        disk.failure = None
+        return [error.what for error in feed.failures]
+
+    assert asyncio.run(scenario(DiskFull("the disk is full"), ends=False)) == [], "workers keep their bound"
+    assert asyncio.run(scenario(OSError("gone"), ends=False)) == [
+        "an unexpected error stopped the changefeed"
+    ]
+    assert asyncio.run(scenario(OSError("gone"), ends=True)) == []
+
+
+def delivering(said: list[FromProcessor], opening: Any) -> FeedProcessor:
+    """A processor that delivers as soon as it is asked to run. `said`: gets its messages."""
+    processor = never_open(said)
+    node: Any = processor.node
+    node.ballast, node.files = Ballast(None), None
+
+    async def reach(dispatch: object) -> None:
+        processor.openings.current, processor.openings.is_ready = opening, True
+        processor.machine.open(5, [SpanTask("s", ALL, 1, 5)], [], 100)
+        processor._bounds.begin(opening.plan, Grant("i", (1, 1), 1, 1), opening)
+
+    unused: Any = lambda *_: None  # noqa: E731
+    vars(processor).update(_reach=reach, _check_space=unused, _rest_s=lambda: 0.01)
+    vars(processor)["_status"] = SimpleNamespace(take=unused)
+    vars(processor.openings)["measure_loads"] = unused
+    return processor
+
+
+def test_an_owner_is_answered_while_a_file_is_being_written(tmp_path: Path, disk: SlowDisk) -> None:
+    """All captures of a round wait for these answers. Progress alone waits for the end of the write."""
+    said: list[FromProcessor] = []
+    processor = delivering(said, opened(tmp_path))
 
     async def scenario() -> None:
-        writing = asyncio.create_task(bounds.write(opening))
-        assert await asyncio.to_thread(file.begun.wait, 60)
-        writing.cancel()
-        await asyncio.sleep(0.01)
-        assert not writing.done()
-        file.may_end.set()
-        with pytest.raises(asyncio.CancelledError):
-            await writing
-        assert file.puts == ["7"]
+        processor.box.put(asked(1, Wish.RUN, checkpoint=5, needed=5, incarnation=1))
+        await processor._step()
+        await asyncio.sleep(0)
+        disk.slows()
+        processor.machine.learn([], 200)
+        said.clear()
+        await processor._step()
+        await disk.writes()
+        assert any(isinstance(one, Checkpoint) for one in said)
+
+        processor._wake.set()  # a task is durable
+        progress = asyncio.create_task(processor._pause())
+        await asyncio.sleep(0.05)
+        assert not progress.done()
+
+        assert processor.machine.started(1, {})
+        processor._wake.set()
+        async with asyncio.timeout(60):
+            await progress
+        said.clear()
+        await processor._step()
+        assert [one.answers for one in said if isinstance(one, DispatchResponse)] == [1]
+
+        processor.box.put(asked(2, Wish.PREPARE, checkpoint=5, needed=5))
+        async with asyncio.timeout(60):
+            await processor._pause()
+        assert disk.bounds == [], "all of this happened during one write"
+
+        processor.box.take()
+        disk.may_end.set()
+        async with asyncio.timeout(60):
+            await processor._pause()
+        assert disk.bounds == [200]
+
+    asyncio.run(scenario())
+
+
+def test_a_write_under_way_ends_before_its_processor_does(tmp_path: Path, disk: SlowDisk) -> None:
+    """The folder of a removed changefeed is removed next."""
+    processor = never_open([])
+    node: Any = processor.node
+    node.ballast, node.files = Ballast(None), None
+    opening = opened(tmp_path)
+
+    async def scenario() -> None:
+        processor._bounds.begin(opening.plan, Grant("i", (1, 1), 1, 1), opening)
+        disk.slows()
+        machine = SimpleNamespace(reach=7, spans=SimpleNamespace(tasks={}))
+        vars(processor._bounds)["_machine"] = machine
+        processor._bounds.follow(opening, 5)
+        await disk.writes()
+        ending = asyncio.create_task(processor._end())
+        await asyncio.sleep(0.02)
+        assert not ending.done()
+        disk.may_end.set()
+        await ending
+        assert processor._bounds.writing is None
 
     asyncio.run(scenario())

@@ -82,12 +82,17 @@ class Delivering:
         """The sink has made all rows up to a ts durable."""
         assert self.machine.report((1, 1), 1, {self.span.id: ts})
 
+    async def tick(self) -> None:
+        """Tick once, and have the bounds written."""
+        self.processor._tick()
+        await self.processor._bounds.written()
+
     def left(self, after_s: float) -> list[int]:
         """The commit ts in the store after some time of ticks, in each of which it drops what it may."""
         end = self.now + after_s
         while self.now < end:
             self.now += FLOOR_S / 2
-            asyncio.run(self.processor._tick())
+            asyncio.run(self.tick())
             released = self.processor.openings.drop_below
             assert released is not None
             self.span.drop_below(released[0])
@@ -98,7 +103,7 @@ class Delivering:
 
 def test_a_range_is_reported_up_to_what_is_durable_not_what_was_received(tmp_path: Path) -> None:
     feed = Delivering(tmp_path)
-    asyncio.run(feed.processor._tick())
+    asyncio.run(feed.tick())
     feed.durable(500)
     (said,) = (one for one in feed.machine.tick(feed.now) if isinstance(one, Checkpoint))
     assert [(one.checkpoint_ts, one.resolved_ts) for one in said.ranges] == [(500, RECEIVED)]

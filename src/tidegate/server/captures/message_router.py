@@ -49,6 +49,11 @@ class Box:
         self._waiting.append(message)
         self._wake()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message waits."""
+        return not self._waiting
+
     def take(self) -> list[bytes]:
         """Take all waiting messages, in the order of arrival."""
         found = list(self._waiting)

@@ -6,7 +6,8 @@
 (`openings`), the pipeline (`pipeline`), what workers may read (`reader_bounds`), and what it reports for
 people (`status`). It knows the owner only by its messages, wherever that runs. It runs in the
 control process's asyncio loop, and blocking work in threads. A tick follows each message of the owner or the
-pipeline, and each rise of floors (`server.pulling.pulse`).
+pipeline, and each rise of floors (`server.pulling.pulse`). While the file of the last tick is being written,
+only what an owner waits for has another one at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from tidegate import __version__
 from tidegate.control.messages import FROM_OWNER, Dispatch, Header, Wish, parse
 from tidegate.control.metadata import FeedId
 from tidegate.control.processor import Goal, Processor
-from tidegate.disk import DiskFull
 from tidegate.errors import TidegateError
 from tidegate.log import event
 from tidegate.model.reports import Failed
@@ -61,8 +61,10 @@ class FeedProcessor:
         self._failure: TidegateError | None = None
         self._over = False
         """Whether the failure of the goal was reported: nothing happens until the owner has another goal."""
-        self._bounds = ReaderBounds(node, self.machine)
+        self._says_it_runs = False
+        """Whether the owner was sent that an incarnation runs here."""
         wake = self._wake.set
+        self._bounds = ReaderBounds(node, self.machine, self._fail, wake)
         self.pipeline = FeedPipeline(node, feed, self.machine, self._bounds, self._fail, wake)
         self.openings = Openings(node, feed, self.machine, self._bounds, self.pipeline, wake)
         self._status = StatusReports(self.machine, self.pipeline, self.openings)
@@ -99,15 +101,33 @@ class FeedProcessor:
     async def _end(self) -> None:
         await self._end_work()
         await self.pipeline.end()
+        await self._bounds.written()  # its folder may be removed next
         self.openings.close()
 
     async def _pause(self) -> None:
-        """Wait until the next tick, which comes at once if something has happened."""
+        """Wait until the next tick, which comes at once if something has happened.
+
+        During a write nothing more can be let through to workers. So what comes then waits for its end and is
+        taken together, which costs less on a busy machine. But an owner's messages, and that ranges run or
+        were given up, are not held back: in a round all captures wait for them.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rest_s()):
                 await self._wake.wait()
+        while (writing := self._bounds.writing) is not None and not self._is_waited_for:
+            self._wake.clear()
+            woken = asyncio.create_task(self._wake.wait())
+            try:
+                await asyncio.wait({writing, woken}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                woken.cancel()
         # After the wait: what comes during a step ends the next wait at once.
         self._wake.clear()
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """Whether the next messages say more than progress, or an owner has sent some."""
+        return not self.box.is_empty or self.machine.is_running != self._says_it_runs
 
     def _rest_s(self) -> float:
         """Seconds until the next tick if nothing happens."""
@@ -149,7 +169,7 @@ class FeedProcessor:
             self._work = asyncio.create_task(self._reach(dispatch), name=f"{goal.wish} {self.id}")
         try:
             if self.openings.is_ready and self._failure is None:
-                await self._tick()
+                self._tick()
         except TidegateError as error:
             self._fail(error)
         except Exception as error:
@@ -171,6 +191,7 @@ class FeedProcessor:
         self.openings.measure_loads()
         for answer in self.machine.tick(now):
             self.node.router.to_owner(answer)
+        self._says_it_runs = self.machine.is_running
 
     async def _reach(self, dispatch: Dispatch) -> None:
         """Reach the goal of a Dispatch, whatever was done before."""
@@ -240,15 +261,13 @@ class FeedProcessor:
 
     # --- the tick ------------------------------------------------------------------------------------
 
-    async def _tick(self) -> None:
-        """Read what has arrived, advance idle spans, write the bound for the pipeline."""
+    def _tick(self) -> None:
+        """Read what has arrived, advance idle spans, have the bound written for the pipeline."""
         opening, dispatch = self.openings.opened, self.machine.dispatch
         assert dispatch is not None
         opening.look(dispatch)
         self.pipeline.end_load()
-        await self._bounds.move_floor(opening, dispatch.checkpoint)
-        with contextlib.suppress(DiskFull):  # the pipeline keeps its earlier bound then
-            await self._bounds.write(opening)
+        self._bounds.follow(opening, dispatch.checkpoint)
         self.pipeline.look()
 
 
