@@ -207,6 +207,22 @@ def test_an_owner_that_was_replaced_deletes_no_grant(make_node: MakeNode) -> Non
     assert asyncio.run(successor[0].grants(ONE)) == granted
 
 
+def test_a_division_is_stored_only_over_the_grants_that_it_was_made_from(make_node: MakeNode) -> None:
+    """The owner reads them once, divides, and writes."""
+    node = make_node()
+    share_out(node, a=LOW, b=HIGH)
+
+    async def divide() -> None:
+        stored = await node.stored_grants(ONE)
+        shares = {"b": [LOW], "a": [HIGH]}
+        slots = dict.fromkeys(shares, 4)
+        assert (await node.share_out(ONE, "i", node.token(), shares, slots, stored)).keys() == {"a", "b"}
+        with pytest.raises(Retryable, match="have changed meanwhile"):
+            await node.share_out(ONE, "i", node.token(), shares, slots, stored)
+
+    asyncio.run(divide())
+
+
 def test_a_feed_that_never_ran_needs_no_fence(make_node: MakeNode) -> None:
     node = make_node()
     sink = FencingSink(node)

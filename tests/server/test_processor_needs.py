@@ -86,3 +86,22 @@ def test_ranges_are_given_up_before_the_next_ones_are_opened() -> None:
         await processor._end_work()
 
     asyncio.run(steps())
+
+
+def test_the_grant_is_read_while_catalogue_and_spans_are_opened() -> None:
+    """Nothing of the changefeed is delivered meanwhile, and neither needs the other."""
+    processor, asked_for = never_open([]), list[FeedId]()
+
+    async def read_grant(feed: FeedId) -> None:
+        asked_for.append(feed)
+
+    processor.node.read_grant = read_grant  # type: ignore[method-assign]
+
+    async def steps() -> None:
+        processor.box.put(asked(1, Wish.RUN, checkpoint=500, needed=300, incarnation=1))
+        await processor._step()
+        await asyncio.sleep(0.01)
+        assert asked_for == [processor.id]
+        await processor._end_work()
+
+    asyncio.run(steps())

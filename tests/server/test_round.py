@@ -226,6 +226,27 @@ def test_a_prepared_fence_fences_nobody_before_and_everybody_then(monkeypatch: p
     assert len(made) == 7, "a client that was used fences no second time"
 
 
+def test_clients_of_a_begin_connect_while_the_progress_topic_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The records are read after the fence all the same."""
+    done: list[str] = []
+
+    class Client:
+        def __init__(self, settings: Mapping[str, Any]) -> None:
+            done.append("connect")
+
+        def init_transactions(self, timeout_s: float) -> None:
+            done.append("fence")
+
+    monkeypatch.setattr(slot, "Producer", Client)
+    for name, what in (("ensure_progress_topic", "topic"), ("read_records", "read")):
+        monkeypatch.setattr(f"tidegate.sink.kafka.sink.{name}", lambda *_, what=what: done.append(what))
+    sink = KafkaSink(SinkFeed(1, "default", "one", "i", URI, merge_config({}, URI), capture="a"))
+    sink.fence({"a": 1}, lambda: done.append("prove"))
+    assert done == ["connect", "topic", "fence", "prove", "read"]
+
+
 def test_the_steps_of_a_round_say_how_long_each_took() -> None:
     clock = SimpleNamespace(now=10.0)
     clock.monotonic = lambda: clock.now

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidegate.clock import Clock
 from tidegate.config.values import TABLE_MODE
@@ -66,6 +66,13 @@ class Owned:
     """For each changefeed that may run again, running or not: the ts up to which it is finished with rows.
     None: this is not known for all of them now, so no files may be removed.
     """
+
+
+class StoredGrants(NamedTuple):
+    """The grants of a changefeed by capture, and the floor of incarnations, each with a guard."""
+
+    grants: Mapping[str, tuple[Grant, Compare]]
+    floor: tuple[int, Compare]
 
 
 @dataclass(slots=True)
@@ -265,6 +272,11 @@ class Node:
             for kv in await self.under(front)
         }
 
+    async def stored_grants(self, feed: FeedId) -> StoredGrants:
+        """What `share_out` changes, with the guards that it has not changed since."""
+        # At once: a round waits for it. In whatever order both are read, the guards show a change of either.
+        return StoredGrants(*await asyncio.gather(self._grants(feed), self._floor()))
+
     async def share_out(
         self,
         feed: FeedId,
@@ -272,15 +284,15 @@ class Node:
         token: tuple[int, int],
         shares: Mapping[str, Sequence[Span]],
         slots: Mapping[str, int],
+        before: StoredGrants | None = None,
     ) -> dict[str, Grant]:
         """The grants of the next incarnations, by capture; durable before any capture acts on them.
 
         A capture that gets everything fences the captures that lose ranges itself. Several captures must not
-        (`shared_out`).
+        (`shared_out`). `before`: what is stored now, if that was read already.
         """
-        found = await self._grants(feed)
+        found, (floor, at_floor) = before or await self.stored_grants(feed)
         stored = {name: grant for name, (grant, _) in found.items()}
-        floor, at_floor = await self._floor()
         if len(shares) == 1:
             (name,) = shares
             grants = raised(stored, name, instance, token, shares[name], slots[name], floor)

@@ -95,8 +95,10 @@ class FeedShares:
     async def raise_grants(self, owner: Owner) -> dict[str, Grant]:
         """Divide the key space among the captures that answer, and store what each may write."""
         node, feed = self._node, self._record.id
-        stored = await node.grants(feed) if node.shared else {}
-        before = {name: [one.id for one in grant.ranges] for name, grant in stored.items()}
+        # Read once: the write compares these revisions, so it fails if another owner has stored grants since.
+        stored = await node.stored_grants(feed) if node.shared else None
+        held = stored.grants if stored is not None else {}
+        before = {name: [one.id for one in grant.ranges] for name, (grant, _) in held.items()}
         # An initial load is delivered by one capture.
         shares = self.sharing.divide(before, shared=self.may_be_shared and not self._record.loading)
         # Tokens order grants over the same keys, so with a shared etcd each round has a new one. A
@@ -104,7 +106,7 @@ class FeedShares:
         token = self._grant.token if self._grant and not node.shared else node.token()
         plan = self._record.plan
         slots = {name: plan.slots(self._peers[name].cores) for name in shares}
-        grants = await node.share_out(feed, self._record.info.instance, token, shares, slots)
+        grants = await node.share_out(feed, self._record.info.instance, token, shares, slots, stored)
         self._is_shared_out = True
         reachable = self._link.reachable()
         self._reports.begin()

@@ -111,20 +111,25 @@ class FeedPipeline:
         """Forget the initial load: the catalogue and the spans are closed."""
         self.load, self.loaded, self.load_plan, self._opening = LoadState(), False, None, None
 
-    async def start(self, dispatch: Dispatch, opening: Opening, opened_ms: int = 0) -> None:
+    async def granted(self, dispatch: Dispatch) -> Grant:
+        """The grant that the owner has stored for a Dispatch. Raises Retryable if there is another one."""
+        grant, instance = await self._node.read_grant(self._id), dispatch.header.instance
+        if grant is None or (grant.instance, grant.incarnation) != (instance, dispatch.incarnation):
+            raise Retryable(
+                "the changefeed's grant is not the dispatched one", where=f"changefeed {self._id}"
+            )
+        return grant
+
+    async def start(self, dispatch: Dispatch, opening: Opening, grant: Grant, opened_ms: int = 0) -> None:
         """Write its files, then ask the application to run it. Raises Retryable and DiskFull.
 
+        `grant`: the one of this Dispatch. If it is replaced meanwhile, the workers' own proof fails.
         `opened_ms`: how long the opening took, for the log.
         """
         self._opened_ms = opened_ms
         self.load, self.loaded, self.load_plan = LoadState(), False, None
         node, self._opening = self._node, opening
         plan = replace(opening.plan, load=dispatch.load)
-        grant = await node.read_grant(self._id)
-        if grant is None or (grant.instance, grant.incarnation) != (plan.instance, dispatch.incarnation):
-            raise Retryable(
-                "the changefeed's grant is not the dispatched one", where=f"changefeed {self._id}"
-            )
         plan.folder.mkdir(parents=True, exist_ok=True)  # another capture may have created the changefeed
         # Before the application is asked to run it, because its workers read the bounds as they begin.
         self._bounds.begin(plan, grant, opening)

@@ -215,9 +215,16 @@ class FeedProcessor:
                 case Wish.RUN:
                     self._space_release.over()
                     since = self.node.clock.monotonic()
-                    await self.openings.open(dispatch)
-                    opened_ms = round(1000 * (self.node.clock.monotonic() - since))
-                    await self.pipeline.start(dispatch, self.openings.opened, opened_ms)
+                    # Meanwhile: nothing of the changefeed is delivered, and neither needs the other.
+                    granted = asyncio.create_task(self.pipeline.granted(dispatch))
+                    try:
+                        await self.openings.open(dispatch)
+                        opened_ms = round(1000 * (self.node.clock.monotonic() - since))
+                        grant = await granted
+                    finally:
+                        if not granted.cancel():
+                            granted.exception()  # taken, also if the opening has failed before
+                    await self.pipeline.start(dispatch, self.openings.opened, grant, opened_ms)
                 case _:
                     assert_never(dispatch.wish)
         except TidegateError as error:

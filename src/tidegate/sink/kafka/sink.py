@@ -108,6 +108,7 @@ class KafkaSink:
         self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
     ) -> dict[str, bytes]:
         """Initialise all transactional ids, then read the progress topic."""
+        self.connect(writers)  # they connect while the broker is asked for the topic
         ensure_progress_topic(self._uri, self._kafka, self.progress_topic)
         self.fence_only(writers, prove, alive)
         return read_records(self._uri, self._kafka, self.progress_topic)
