@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from tidegate.control.grants import Grant
 from tidegate.control.messages import Wish
 from tidegate.control.metadata import FeedId
 from tidegate.errors import Retryable
-from tidegate.server.owner.fence_ahead import FenceAhead
+from tidegate.server.owner.fence_ahead import TAKE_S, FenceAhead
 from tidegate.server.owner.hand_over import HandOver, Step
 from tidegate.server.owner.replication import Replication
 from tidegate.server.owner.shares import FeedShares
@@ -147,6 +148,92 @@ def test_a_round_does_without_a_fence_that_cannot_be_prepared(
         hangs.set()
 
     asyncio.run(prepare())
+
+
+async def _hanging() -> tuple[FenceAhead, asyncio.Event]:
+    """A preparation that does not end by itself, and what ends it."""
+    hangs = asyncio.Event()
+
+    async def grants(feed: FeedId) -> dict[str, Grant]:
+        await hangs.wait()
+        return {}
+
+    record: Any = SimpleNamespace(id=FeedId("default", "one"), loading=False, plan=SimpleNamespace(sink=None))
+    node: Any = SimpleNamespace(grants=grants, clock=SystemClock())
+    ahead = FenceAhead(node, record, lambda: True, lambda: None)
+    ahead.begin()
+    return ahead, hangs
+
+
+@pytest.mark.parametrize("by", ["take", "drop"])
+def test_a_round_waits_for_a_preparation_that_hangs_no_longer_than_its_bound(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is delivered while it waits. Without the bound it would wait for ever."""
+    monkeypatch.setattr("tidegate.server.owner.fence_ahead.TAKE_S", 0.05)
+
+    async def round_begins() -> bool:
+        ahead, hangs = await _hanging()
+        begins = asyncio.create_task(ahead.take() if by == "take" else ahead.drop())
+        done, _ = await asyncio.wait({begins}, timeout=5)
+        hangs.set()
+        await begins
+        return bool(done)
+
+    assert asyncio.run(round_begins())
+
+
+def test_captures_deliver_on_while_a_preparation_hangs_until_its_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`may_hand_over` looks at `is_done`: neither at once, nor never."""
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(SystemClock, "monotonic", lambda self: clock.now)
+
+    async def delivers() -> list[bool]:
+        ahead, hangs = await _hanging()
+        found = []
+        for clock.now in (100.0, 100.0 + 0.9 * TAKE_S, 100.0 + TAKE_S):
+            await asyncio.sleep(0)
+            found.append(ahead.is_done)
+        hangs.set()
+        await ahead.take()
+        return found
+
+    assert asyncio.run(delivers()) == [False, False, True]
+
+
+def test_a_client_that_does_not_end_is_dropped_after_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Librdkafka ends a client only when its threads have ended, and the next round waits for `drop`."""
+    monkeypatch.setattr("tidegate.server.owner.fence_ahead.TAKE_S", 0.05)
+    ends = threading.Event()
+
+    def connect(self: KafkaSink, writers: Mapping[str, int]) -> None:
+        if not writers:
+            ends.wait(60)
+
+    async def grants(feed: FeedId) -> dict[str, Grant]:
+        return {"a": Grant("i", (1, 1), 1, 4)}
+
+    async def drops() -> bool:
+        sink = KafkaSink(SinkFeed(1, "default", "one", "i", URI, merge_config({}, URI), capture="a"))
+        record: Any = SimpleNamespace(
+            id=FeedId("default", "one"), loading=False, plan=SimpleNamespace(sink=sink)
+        )
+        node: Any = SimpleNamespace(grants=grants, clock=SystemClock())
+        ahead = FenceAhead(node, record, lambda: True, lambda: None)
+        ahead.begin()
+        while not ahead.is_done:
+            await asyncio.sleep(0.001)
+        dropping = asyncio.create_task(ahead.drop())
+        done, _ = await asyncio.wait({dropping}, timeout=5)
+        ends.set()
+        await dropping
+        return bool(done)
+
+    monkeypatch.setattr(KafkaSink, "connect", connect)
+    assert asyncio.run(drops())
 
 
 def test_what_was_prepared_is_dropped_if_a_start_fails() -> None:
