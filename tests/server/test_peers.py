@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from tidegate.control.grants import GrantedRange
+from tidegate.control.barrier import Barrier
+from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.messages import (
     Checkpoint,
     Dispatch,
@@ -16,6 +17,7 @@ from tidegate.control.messages import (
     Sync,
     Wish,
 )
+from tidegate.control.owner import Owner
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
@@ -47,6 +49,40 @@ def test_a_process_that_started_again_is_not_given_what_the_one_before_was() -> 
     reports.take(peer, Sync(header(2, 2), "v", 2, 0, [], []), None, 9.0, loading=False)
     assert peer.failures == 1, "a process that starts again and again is left out for longer each time"
     assert peer.met_at == 9.0, "it is to show that it lasts"
+
+
+class Asked:
+    """A link that notes what is asked of whom."""
+
+    def __init__(self, *reachable: Peer) -> None:
+        self._reachable, self.asked = list(reachable), list[str]()
+
+    def reachable(self) -> list[Peer]:
+        return self._reachable
+
+    def dispatch(self, peer: Peer, wish: Wish) -> None:
+        self.asked.append(f"{peer.capture}: {wish}")
+
+    def end_leftover(self, peer: Peer) -> None:
+        self.asked.append(f"{peer.capture}: leftovers")
+
+
+def test_a_capture_that_gets_no_grant_loses_its_ranges_and_is_asked_to_rest() -> None:
+    """The product and the simulator adopt the grants of a round by this function."""
+    peers, owner = Peers(), Owner(1, Barrier(1), ALL, resolved_interval_s=1.0)
+    earlier = Grant("i", (7, 1), 3, 4, (GrantedRange(Span(b"", b"m"), (7, 1)),))
+    for name in ("runs", "rests", "away"):
+        peers[name].grant, peers[name].coming, peers[name].received = earlier, (ALL,), 9
+    peers["runs"].asked = peers["away"].asked = dispatched(Wish.RUN, 1)
+    owner.grant("runs", 3, earlier.ranges)
+    link = Asked(peers["runs"], peers["rests"], peers["taker"])
+    taken = Grant("i", (7, 2), 1, 4, (GrantedRange(ALL, (7, 2)),))
+    peers.adopt(owner, {"taker": taken}, link)
+    assert link.asked == ["runs: rest", "rests: leftovers"]
+    assert [peer.grant for peer in peers] == [None, None, None, taken]
+    assert all((peer.coming, peer.received) == ((), 0) for peer in peers)
+    assert peers["away"].asked is None
+    assert {holder for holder, *_ in owner.ranges.progress()} == {"taker"}
 
 
 def test_a_late_state_of_a_processor_is_ignored_and_silence_ends_trust() -> None:

@@ -43,27 +43,8 @@ class OwnerShares:
         guards = tuple(seen for _, seen in found.values()) if "grants_guard" not in self._off else ()
         yield from self._grants.store(grants, guards)
         grants = {name: grants[name] for name in shares}
-        self._adopt(owner, grants)
+        self._peers.adopt(owner, grants, self._link)
         return grants
-
-    def _adopt(self, owner: Owner, grants: dict[str, Grant]) -> None:
-        """Use the new grants from now on; a capture without one must give up what it does."""
-        reachable = self._link.reachable()
-        for peer in self._peers:
-            peer.coming, peer.received = (), 0
-            if peer.capture in grants:
-                continue
-            peer.grant = None
-            owner.grant(peer.capture, 0, ())
-            if peer not in reachable:
-                peer.asked = None
-            elif not peer.rests:
-                self._link.dispatch(peer, Wish.REST)
-            else:
-                self._link.end_leftover(peer)
-        for name, grant in grants.items():
-            self._peers[name].grant = grant
-            owner.grant(name, grant.incarnation, grant.ranges)
 
     def check_shares(self, owner: Owner | None, *, is_starting: bool) -> None:
         """Set `reason` if captures come or go, or their loads differ too much.

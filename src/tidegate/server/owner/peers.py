@@ -15,13 +15,14 @@ about a capture that is gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Final
+from typing import Final, Protocol
 
 from tidegate.control.grants import Grant
 from tidegate.control.messages import Dispatch, ProcessorStatus, Wish
 from tidegate.control.outbox import SYNC_S
+from tidegate.control.owner import Owner
 from tidegate.control.processor import Goal
 from tidegate.model.reports import LoadState
 from tidegate.model.span import Span
@@ -235,6 +236,19 @@ class Peer:
         self.known = max(self.known, upto)
 
 
+class Link(Protocol):
+    """Reaches the processors, in the product (`processor_link`) and in the simulator."""
+
+    def reachable(self) -> list[Peer]:
+        """The processors that messages may be sent to."""
+
+    def dispatch(self, peer: Peer, wish: Wish) -> None:
+        """Send a processor all that is wanted of it."""
+
+    def end_leftover(self, peer: Peer) -> None:
+        """Let a processor release what an earlier owner gave it."""
+
+
 class Peers:
     """The processors of one changefeed, by capture."""
 
@@ -270,6 +284,29 @@ class Peers:
             if (peer := self._all.pop(capture, None)) is not None and peer.failures:
                 self._failed[capture] = peer.failures, peer.failed_at
         self._failed = {name: one for name, one in self._failed.items() if now - one[1] <= FORGIVEN_S}
+
+    def adopt(self, owner: Owner, grants: Mapping[str, Grant], link: Link) -> None:
+        """Use the grants of a new round, which are stored. A capture without one must give up what it does.
+
+        The owner machine forgets its ranges at once, so that no report of it counts. It may still write them:
+        whoever gets them writes only after the fence.
+        """
+        reachable = link.reachable()
+        for peer in self:
+            peer.coming, peer.received = (), 0
+            if peer.capture in grants:
+                continue
+            peer.grant = None
+            owner.grant(peer.capture, 0, ())
+            if peer not in reachable:
+                peer.asked = None
+            elif not peer.rests:
+                link.dispatch(peer, Wish.REST)
+            else:
+                link.end_leftover(peer)
+        for name, grant in grants.items():
+            self[name].grant = grant
+            owner.grant(name, grant.incarnation, grant.ranges)
 
     @property
     def running(self) -> list[Peer]:

@@ -107,7 +107,6 @@ class ProcessorReports:
     def begin(self) -> None:
         """Forget what processors reported about the incarnation that has ended."""
         for peer in self._peers:
-            peer.coming, peer.received = (), 0
             peer.status = dataclasses.replace(peer.status, waits="", load=LoadState(), loaded=False)
 
     def take(

@@ -108,22 +108,8 @@ class FeedShares:
         slots = {name: plan.slots(self._peers[name].cores) for name in shares}
         grants = await node.share_out(feed, self._record.info.instance, token, shares, slots, stored)
         self._is_shared_out = True
-        reachable = self._link.reachable()
         self._reports.begin()
-        for peer in self._peers:
-            if peer.capture in grants:
-                continue
-            peer.grant = None
-            owner.grant(peer.capture, 0, ())
-            if peer not in reachable:
-                peer.asked = None
-            elif not peer.rests:
-                self._link.dispatch(peer, Wish.REST)
-            else:
-                self._link.end_leftover(peer)
-        for name, grant in grants.items():
-            self._peers[name].grant = grant
-            owner.grant(name, grant.incarnation, grant.ranges)
+        self._peers.adopt(owner, grants, self._link)
         if len(grants) > 1 or node.capture not in grants:
             event(LOG, logging.INFO, "key space shared", changefeed=str(feed), among=sorted(grants))
         self._grant = grants[self.lead(grants)]
