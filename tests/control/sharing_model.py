@@ -7,8 +7,10 @@ models a slow process, for one that was stopped, and for a zombie that wakes up.
 
 An owner, from one change of shares to the next:
 
-    meets -> ends -> reads -> fences -> settles -> opens -> proves -> runs -> ends -> ...
-                                                                        +---> finished
+    meets -> ends -> reads -> fences -> opens -> proves -> runs -> ends -> ...
+                                |                  |         +---> finished
+                                |                  +-> waits -> runs
+                                +-> it stores that givers are fenced, while it opens its side of the sink
     over: etcd or the sink has refused it
 
 A worker: fences -> proves -> runs. If the sink fences it, it looks whether its grant still holds. If so, it
@@ -233,7 +235,7 @@ class Model:
         reached = max(term.kept.machine.checkpoint, store.checkpoint)
         left = world.left._replace(resigns=world.left.resigns - 1)
         world = world._replace(store=store._replace(owner=0, checkpoint=reached), left=left)
-        return with_term(world, n, term._replace(at="over", pending=()))
+        return with_term(world, n, term._replace(at="over", pending=(), settling=False))
 
     def _cut(self, world: World) -> World:
         """Cut the network, or end the cut."""
@@ -294,6 +296,8 @@ class Model:
             may_be_lost = term.latest[i][0] > 0 or self.bounds.budget.drops > 0 or self.bounds.cut
             if may_be_lost and term.latest[i][0] < world.captures[i].epoch and mail not in world.network:
                 yield f"{who} announces itself to {name} again", partial(self._announce, world, n, i)
+        if term.settling:
+            yield f"{who} stores that givers are fenced", partial(self._settle, world, n)
         match term.at:
             case "meets" | "runs":
                 yield from self._decisions(world, n, term)
@@ -312,7 +316,9 @@ class Model:
             case "opens":
                 yield f"{who} opens its side of the sink", partial(self._open_sink, world, n)
             case "proves":
-                yield f"{who} proves itself and dispatches", partial(self._run, world, n)
+                waits = term.settling and "settled_before_run" not in self.off
+                what = "proves itself" if waits else "proves itself and dispatches"
+                yield f"{who} {what}", partial(self._prove, world, n, waits=waits)
         if term.at in ("ends", "runs"):
             for call in term.pending:
                 yield f"{who} {CALLS[call[0]]} {call[1]}", partial(self._perform, world, n, call)
@@ -429,12 +435,14 @@ class Model:
             kept, _ = self._owner_does(kept, ("grant", (name, one.incarnation, one.ranges)))
         givers = {giver for one in changed.values() for giver in one.givers}
         left = tuple(sorted(givers)) if "owner_fence" not in self.off else ()
-        at = "fences" if left and "fence_before_settled" not in self.off else "settles"
+        at, settling = "fences" if left else "opens", not left
+        if "fence_before_settled" in self.off:
+            at, settling = "settles", False
         if self._gets_all(term):
-            left, at = (), "opens"
+            left, at, settling = (), "opens", False
         world = stored(world, grants)
         term = term._replace(
-            at=at, kept=kept, raises=raises, left=left,
+            at=at, kept=kept, raises=raises, left=left, settling=settling,
             grants=world.store.grants, read_at=world.store.changed_at,
         )  # fmt: skip
         return with_term(world, n, term)
@@ -461,18 +469,24 @@ class Model:
     def _fence_giver(self, world: World, n: int) -> World:
         term = world.terms[n]
         i, left = self.names.index(term.left[0]), term.left[1:]
-        at = term.at if left else "settles" if "fence_before_settled" not in self.off else "opens"
-        return with_term(fenced(world, i), n, term._replace(left=left, at=at))
+        if left:
+            return with_term(fenced(world, i), n, term._replace(left=left))
+        settling = "fence_before_settled" not in self.off
+        return with_term(fenced(world, i), n, term._replace(left=left, at="opens", settling=settling))
 
     def _settle(self, world: World, n: int) -> World:
         term = world.terms[n]
         if not self._holds(world, term, grants=True):
-            return with_term(world, n, term._replace(at="over"))
+            return with_term(world, n, term._replace(at="over", pending=(), settling=False))
         settled = {name: replace(grant_of(data), givers={}).to_bytes() for name, data in term.grants}
         world = stored(world, settled)
-        at = "fences" if term.left else "opens"
-        term = term._replace(at=at, grants=(), read_at=0) if at == "opens" else term._replace(at=at)
-        return with_term(world, n, term._replace(grants=world.store.grants))
+        if term.at == "settles":  # a run without the guard: they are not fenced yet
+            term = term._replace(at="fences" if term.left else "opens")
+        if not term.left:
+            term = term._replace(read_at=0)
+        grants = world.store.grants if term.at != "runs" else ()
+        world = with_term(world, n, term._replace(grants=grants, settling=False))
+        return self._run(world, n) if term.at == "waits" else world
 
     def _holds(self, world: World, term: Term, *, grants: bool = False) -> bool:
         """Whether the guards of a write hold."""
@@ -484,15 +498,23 @@ class Model:
         opened = world.terms[n]._replace(at="proves", epoch=epoch)
         return with_term(world, n, opened)._replace(sink=world.sink._replace(owner_epoch=epoch))
 
-    def _run(self, world: World, n: int) -> World:
-        """The sink is open: it says what is out; then every taker may begin."""
+    def _prove(self, world: World, n: int, *, waits: bool) -> World:
+        """The sink is open: it says what is out; then every taker may begin. `waits`: but not before it is
+        stored that givers are fenced.
+        """
         term = world.terms[n]
         if "owner_proof" not in self.off and world.store.owner != term.rev:
-            return with_term(world, n, term._replace(at="over"))
+            return with_term(world, n, term._replace(at="over", settling=False))
         journal = (0, 0) if "journal" in self.off else (world.sink.resolved, world.sink.ddl)
         kept, _ = self._owner_does(term.kept, ("sink_open", journal))
+        world = with_term(world, n, term._replace(at="waits", kept=kept, ddl_sent=journal[1]))
+        return world if waits else self._run(world, n)
+
+    def _run(self, world: World, n: int) -> World:
+        term = world.terms[n]
         granted = {name: grant_of(data) for name, data in term.grants}
-        world = with_term(world, n, term._replace(at="runs", kept=kept, grants=(), ddl_sent=journal[1]))
+        # Without the guard it has yet to store that they are fenced.
+        world = with_term(world, n, term._replace(at="runs", grants=term.grants if term.settling else ()))
         for i, name in enumerate(self.names):
             if name in term.shares:
                 one = granted[name]
@@ -760,10 +782,20 @@ class Model:
 
     def _worker_fences(self, world: World, i: int, worker: Worker, zombie: Zombie | None) -> World:
         whose, left = self.names.index(worker.left[0]), worker.left[1:]
+        self._check_fenced(world, i, whose, worker)
         world = fenced(world, whose)
         epoch = world.sink.epochs[i] if whose == i else worker.epoch
         after = worker._replace(at="fences" if left else "proves", left=left, epoch=epoch)
         return with_worker(world, i, zombie, after)
+
+    def _check_fenced(self, world: World, i: int, whose: int, worker: Worker) -> None:
+        """A round would not end if its captures fenced each other's new writers."""
+        other = world.captures[whose].worker
+        if whose == i or other is None or other.at != "runs":
+            return
+        if grant_of(other.grant).token == grant_of(worker.grant).token:
+            one, two = self.names[i], self.names[whose]
+            raise Violation(f"{one} fences {two}, which has begun in the same round")
 
     def _is_fenced(self, world: World, i: int, worker: Worker) -> bool:
         return "sink_fence" not in self.off and worker.epoch != world.sink.epochs[i]

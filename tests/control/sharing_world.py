@@ -139,7 +139,7 @@ class Term(NamedTuple):
 
     rev: int
     at: str
-    """meets, ends, reads, fences, settles, opens, proves, runs, over, finished."""
+    """meets, ends, reads, fences, opens, proves, waits, runs, over, finished; settles: without a guard."""
     kept: Kept
     known: int
     latest: tuple[tuple[int, int], ...]
@@ -155,6 +155,8 @@ class Term(NamedTuple):
     read_at: int = 0
     left: tuple[str, ...] = ()
     """Whose writers it has yet to fence."""
+    settling: bool = False
+    """Whether they are fenced, and it has yet to store that."""
     raises: int = 0
     pending: tuple[tuple[str, int], ...] = ()
     """Calls under way: ddl, resolved, persist, each with its ts."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import DdlBatch
 from tidegate.control.grants import Grant
 from tidegate.control.metadata import FeedId, FeedInfo, FeedStatus
-from tidegate.errors import Retryable
+from tidegate.errors import Fenced, Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import Journal
 from tidegate.model.span import Span
@@ -189,6 +190,33 @@ def test_earlier_writers_are_fenced_before_the_sink_opens_and_work_begins(tmp_pa
         "here: run",
         "there: run",
     ]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_work_begins_only_when_it_is_stored_that_writers_are_fenced(tmp_path: Path, fails: bool) -> None:
+    """The sink opens meanwhile. Otherwise captures would fence each other's new writers (safety.md)."""
+    feed: Any = Beginning(tmp_path)
+
+    async def begin() -> None:
+        answered = asyncio.Event()
+
+        async def settle(grants: Mapping[str, Grant]) -> None:
+            await answered.wait()
+            if fails:
+                raise Fenced("another control process owns this cluster's changefeeds now")
+
+        feed.shares.settle = settle
+        beginning = asyncio.create_task(Replication._start_incarnation(feed))
+        await asyncio.sleep(0.01)
+        assert feed.asked[-1] == "open the sink"
+        answered.set()
+        with pytest.raises(Fenced) if fails else nullcontext():
+            await beginning
+
+    asyncio.run(begin())
+    assert feed.asked[3:] == (
+        [] if fails else ["adopt the settings", "take up the layout", "here: run", "there: run"]
+    )
 
 
 def test_nothing_begins_if_earlier_writers_cannot_be_fenced(tmp_path: Path) -> None:

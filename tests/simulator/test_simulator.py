@@ -134,9 +134,9 @@ def test_a_late_message_ends_no_disagreement_on_ddl(monkeypatch: pytest.MonkeyPa
     seed does not break a promise any more because something else draws other numbers, take another one.
     """
     monkeypatch.setattr(DdlLog, "_spans_at", lambda self, ts: 0)
-    assert not Simulation(LOST_DDL, 84, name="late").run().violation
+    assert not Simulation(LOST_DDL, 29, name="late").run().violation
     monkeypatch.setattr(DdlAgreement, "receive", any_agreement_counts)
-    assert "below it is missing" in Simulation(LOST_DDL, 84, name="late").run().violation
+    assert "below it is missing" in Simulation(LOST_DDL, 29, name="late").run().violation
 
 
 def test_ddl_that_a_capture_missed_while_it_prepared_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +144,6 @@ def test_ddl_that_a_capture_missed_while_it_prepared_is_noticed(monkeypatch: pyt
 
     If this seed does not show it any more because something else draws other numbers, take another one.
     """
-    assert not Simulation(LOST_DDL, 119, name="late").run().violation
+    assert not Simulation(LOST_DDL, 168, name="late").run().violation
     monkeypatch.setattr(DdlLog, "_spans_at", lambda self, ts: 0)
-    assert "a row of t09 below it is missing" in Simulation(LOST_DDL, 119, name="late").run().violation
+    assert "a row of t08 below it is missing" in Simulation(LOST_DDL, 168, name="late").run().violation

@@ -22,6 +22,7 @@ GUARDS: Final[Mapping[str, str]] = {
     "owner_fence": "the owner fences earlier writers before it dispatches",
     "all_writers": "it fences those of every capture, since an open transaction hides progress of others",
     "fence_before_settled": "it stores that givers are fenced only when they are",
+    "settled_before_run": "it dispatches only when that is stored",
     "inherit": "givers that were never fenced stay givers when ranges are taken again",
     "all_givers": "the givers are those that had the ranges before the change, not during it",
     "own_fence": "a worker initialises its own writer before it reads the progress",

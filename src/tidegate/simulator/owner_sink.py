@@ -36,10 +36,13 @@ class OwnerSink:
         """The records that the sink had committed when it was opened."""
         self.is_open = False
 
-    def fence_all(self, grants: dict[str, Grant], lead: Grant, name: str) -> Steps[None]:
-        """If several captures will write: fence every earlier writer before any of them begins."""
+    def fence_all(self, grants: dict[str, Grant], lead: Grant, name: str) -> Steps[dict[str, Grant]]:
+        """If several captures will write: fence every earlier writer before any of them begins.
+
+        Returns the grants of which it has yet to be stored that their writers and givers are fenced.
+        """
         if len(grants) == 1:
-            return
+            return {}
         # All stored grants, not only this round's. A writer without ranges may have left a transaction open,
         # and readers do not see what others have committed behind it.
         found = yield from self._grants.read()
@@ -51,8 +54,7 @@ class OwnerSink:
         for writer in writers if "owner_fence" not in self._off else ():
             yield from self._call(self._world.sink.initialise, writer)
         yield from self._prove(lead, name)
-        if "fence_before_settled" not in self._off:
-            yield from self._grants.settle({**stored, **grants})
+        return {**stored, **grants} if "fence_before_settled" not in self._off else {}
 
     def open(self, lead: Grant, name: str) -> Steps[None]:
         """Open the sink as the owner, and read its journal."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.control.barrier import Barrier
 from tidegate.control.changefeed import Life, State
+from tidegate.control.grants import Grant
 from tidegate.control.messages import FromProcessor, Wish
 from tidegate.control.metadata import (
     FeedError,
@@ -167,8 +168,14 @@ class OwnerTask:
         # A run without the guard: givers count as fenced before they are.
         if "fence_before_settled" in self._off and len(grants) > 1:
             yield from self._grants.settle(grants)
-        yield from self._sink.fence_all(grants, grants[lead], lead)
+        fenced = yield from self._sink.fence_all(grants, grants[lead], lead)
+        settling = self._time.spawn(self._control.process, self._settle(fenced))
+        self._jobs.append(settling)
         yield from self._sink.open(grants[lead], lead)
+        while not settling.over and "settled_before_run" not in self._off:
+            yield settling.done.wait(JOBS_S)
+        if self._failure is not None:
+            raise self._failure
         self.owner.sink_open(self._sink.journal.resolved_ts, self._sink.journal.ddl_ts)
         self._reports.is_starting = True
         self._world.timeline.counts["incarnations"] += 1
@@ -177,6 +184,13 @@ class OwnerTask:
         # earlier writers fenced.
         for one in sorted(grants):
             self._link.dispatch(self.peers[one], Wish.RUN)
+
+    def _settle(self, fenced: dict[str, Grant]) -> Steps[None]:
+        """Store that writers are fenced; the sink opens meanwhile."""
+        try:
+            yield from self._grants.settle(fenced)
+        except TidegateError as error:
+            self._fail(error)
 
     def _end_incarnation(self) -> Steps[None]:
         """Stop processors and sink. A call of the sink that does not end in time is abandoned."""

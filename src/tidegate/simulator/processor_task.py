@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from tidegate.control.barrier import DdlBatch
+from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.grants import Grant
 from tidegate.control.messages import FROM_OWNER, Dispatch, Header, ProcessorStatus, Wish, parse
 from tidegate.control.metadata import grant_key
@@ -32,6 +32,9 @@ WEIGH_S: Final = 10.0
 """How often loads are measured."""
 KNOWN_S: Final = 0.2
 """How often a start checks whether the catalogue has reached the checkpoint."""
+FILE_S: Final = 0.01
+"""How long the bounds file takes to be written. Nothing waits for it, as in `server.processor.reader_bounds`.
+"""
 REPORT_S: Final = (0.0002, 0.003)
 """How long a worker's report takes to its control process, at least and at most."""
 
@@ -148,8 +151,7 @@ class ProcessorTask:
             raise Retryable("the changefeed's grant is not the dispatched one", where=control.capture)
         # A new object. The earlier worker may be stopped and continue later, and must not see the bounds of
         # this incarnation.
-        self._bounds = BoundsFile()
-        self._write_bounds()
+        self._bounds = BoundsFile(self.machine.reach, self.machine.spans.tasks)
         machine = control.machine
         self._worker = Worker(
             world,
@@ -223,9 +225,8 @@ class ProcessorTask:
         machine.resolve(frontier, machine.spans.ids - frontier.keys())
         if self._coming:
             machine.received = min((frontier.get(name, 0) for name in coming), default=machine.ddl.known)
-        self._write_bounds()
-        if undelivered and self._worker is not None:
-            self._worker.wake.set()
+        change = self._bounds, machine.reach, machine.spans.tasks
+        self._time.within(self._control.process, FILE_S, self._write_bounds, *change, undelivered)
 
     def _prepare_coming(self, dispatch: Dispatch) -> dict[str, None]:
         """The tables of the ranges that the processor may get next."""
@@ -246,8 +247,14 @@ class ProcessorTask:
             return []
         return self._ddl(dispatch.checkpoint, self.machine.ddl.known)
 
-    def _write_bounds(self) -> None:
-        self._bounds.bound, self._bounds.spans = self.machine.reach, self.machine.spans.tasks
+    def _write_bounds(
+        self, file: BoundsFile, bound: Timestamp, spans: dict[str, SpanTask], undelivered: bool
+    ) -> None:
+        """Let the worker go further, unless its incarnation has ended."""
+        if file is self._bounds:
+            file.bound, file.spans = bound, spans
+            if undelivered and self._worker is not None:
+                self._worker.wake.set()
 
     def _measure_loads(self) -> None:
         now = self._time.now
