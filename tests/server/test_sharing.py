@@ -227,8 +227,13 @@ def test_a_feed_that_pauses_is_released_everywhere_and_resumes(
     wait_for(lambda: processor.pipeline.pid == 0 and not processor.machine.spans.is_open, "it rests")
     assert not any(held for held in second.capture.spans.held)
     work(bank, 60)
+    config = first.feed("one")["config"]
+    updated = config | {"tidegate": config["tidegate"] | {"resolved_interval": "200ms"}}
+    assert second.call("PUT", "/changefeeds/one", {"replica_config": updated})["http"] == 200
     assert second.call("POST", "/changefeeds/one/resume", {})["http"] == 200
     wait_for(lambda: len(shares(first)) == 2, "both deliver again")
+    plans = [one.capture.processor_registry.processors[ONE].openings.opened.plan for one in (first, second)]
+    assert [plan.config.tidegate.resolved_interval for plan in plans] == [0.2, 0.2], "as it was updated"
     delivers(first, bank)
     check_order(first.lines("one"))
     assert first.call("DELETE", "/changefeeds/one")["http"] == 200
