@@ -273,7 +273,7 @@ class Node:
         }
 
     async def stored_grants(self, feed: FeedId) -> StoredGrants:
-        """What `share_out` changes, with the guards that it has not changed since."""
+        """The grants and the floor that `share_out` changes, with guards that they have not changed since."""
         # At once: a round waits for it. In whatever order both are read, the guards show a change of either.
         return StoredGrants(*await asyncio.gather(self._grants(feed), self._floor()))
 

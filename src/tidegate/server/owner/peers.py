@@ -288,8 +288,8 @@ class Peers:
     def adopt(self, owner: Owner, grants: Mapping[str, Grant], link: Link) -> None:
         """Use the grants of a new round, which are stored. A capture without one must give up what it does.
 
-        The owner machine forgets its ranges at once, so that no report of it counts. It may still write them:
-        whoever gets them writes only after the fence.
+        The owner machine forgets its ranges at once, so that no report of it counts. It may still write them,
+        and the next capture writes them only after the fence.
         """
         reachable = link.reachable()
         for peer in self:
