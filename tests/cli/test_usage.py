@@ -90,6 +90,36 @@ def test_every_argument_says_what_it_is() -> None:
     assert "all topics of a changefeed" in used("topic", "check", "--help")[1]
 
 
+def test_every_command_of_a_group_is_described_in_one_whole_line() -> None:
+    """Lists of commands are 80 characters wide at most; the first line of a docstring has to fit."""
+    cut = []
+
+    def walk(command: Any, words: list[str]) -> None:
+        below = getattr(command, "commands", {})
+        if below:
+            listed = CliRunner().invoke(app, [*words, "--help"]).output.partition("Commands:")[2]
+            assert len(listed.strip().splitlines()) == len(below), words
+            cut.extend(line for line in listed.splitlines() if line.endswith("..."))
+        for name, one in below.items():
+            walk(one, [*words, name])
+
+    walk(get_command(app), [])
+    assert not cut
+
+
+@pytest.mark.parametrize("words", ["changefed", "changefeed quer", "upstream region lst"])
+def test_a_mistyped_command_gets_one_suggestion(words: str) -> None:
+    code, text = used(*words.split())
+    assert code == 2
+    assert text.count("Did you mean") == 1
+
+
+def test_the_way_of_a_change_comes_first_in_the_help() -> None:
+    names = [line.split()[0] for line in used("--help")[1].partition("Commands:")[2].strip().splitlines()]
+    assert names[:3] == ["server", "changefeed", "capture"]
+    assert names[-3:] == ["upstream", "simulate", "replay"]
+
+
 @pytest.mark.parametrize("words", ["", "upstream", "changefeed", "consumer", "topic", "quarantine"])
 def test_a_group_alone_shows_its_commands(words: str) -> None:
     code, text = used(*words.split())

@@ -16,7 +16,9 @@ app = typer.Typer(help="Watch and control captures.", no_args_is_help=True)
 WAITING_SHOWN = 10
 DRAIN_LOOK_S: Final = 0.5
 
-CaptureArgument = Annotated[str, typer.Argument(help="Its id, as `tidegate capture list` shows it.")]
+CaptureArgument = Annotated[
+    str, typer.Argument(help="Its id or name, as `tidegate capture list` shows them.")
+]
 
 
 @app.callback()
@@ -107,7 +109,7 @@ def _left_on(server: str, capture: str) -> int:
 
 @app.command()
 def evict(capture: CaptureArgument, server: ServerOption = DEFAULT_SERVER) -> None:
-    """End the session of a capture that hangs: the others take over its ranges.
+    """End the session of a capture that hangs; others take over.
 
     The capture need not answer. If its process still runs, it stops its work and joins again.
     """
@@ -118,10 +120,11 @@ def evict(capture: CaptureArgument, server: ServerOption = DEFAULT_SERVER) -> No
 
 @app.command()
 def status(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -> None:
-    """Show what a capture does: its changefeeds by state, its workers, and which changefeeds wait for one.
+    """Show what a capture does: changefeeds, workers, what waits.
 
-    A worker is a Spark task that delivers for one changefeed at a time. If changefeeds wait while a worker
-    has been at one of them for many seconds, the sink of that one is slow.
+    Changefeeds are counted by state, and those that wait for a worker are named. A worker is a Spark task
+    that delivers for one changefeed at a time. If changefeeds wait while a worker has been at one of them for
+    many seconds, the sink of that one is slow.
     """
     with reported():
         found = call(server, "GET", "/status")
@@ -134,9 +137,10 @@ def status(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -
 
 @app.command()
 def resign(server: ServerOption = DEFAULT_SERVER) -> None:
-    """Make another capture the owner; if there is no other, it restarts its changefeeds.
+    """Make another capture the owner.
 
-    Any capture of the cluster may be asked: it forwards the request to the owner.
+    If there is no other, the same one is elected again and restarts its changefeeds. Any capture of the
+    cluster may be asked: it forwards the request to the owner.
     """
     with reported():
         call(server, "POST", "/owner/resign")

@@ -139,7 +139,10 @@ def query(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show everything about a changefeed, and why ranges of its keys are not delivered or may not advance."""
+    """Show a changefeed, and what keeps it from advancing.
+
+    If ranges of its keys are not delivered, or may not advance, a table says which and why.
+    """
     with reported():
         feed = call(server, "GET", f"/changefeeds/{changefeed_id}", query={"namespace": namespace})
         own, below = feed["tidegate"], ""
@@ -177,7 +180,10 @@ def update(
     no_confirm: Annotated[bool, typer.Option("--no-confirm", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the settings of a stopped or failed changefeed; resume it to apply them."""
+    """Change the settings of a stopped or failed changefeed.
+
+    Resume it to apply them. The changes are shown first, and on a terminal you are asked.
+    """
     from tidegate.config.reading import laid_over, read_toml
 
     with reported():
@@ -215,7 +221,7 @@ def _changes(old: dict[str, Any], new: dict[str, Any], section: str = "") -> lis
 def pause(
     changefeed_id: IdOption, server: ServerOption = DEFAULT_SERVER, namespace: NamespaceOption = "default"
 ) -> None:
-    """Stop a changefeed; its checkpoint and upstream's history are kept."""
+    """Stop a changefeed; checkpoint and upstream's history stay."""
     _command(server, changefeed_id, namespace, "POST", "/pause", "paused")
 
 
@@ -233,7 +239,10 @@ def resume(
         ),
     ] = "0",
 ) -> None:
-    """Start a stopped or failed changefeed again, at its checkpoint unless another ts is given."""
+    """Start a stopped or failed changefeed again.
+
+    It continues at its checkpoint, unless another ts is given.
+    """
     with reported():
         body = {"overwrite_checkpoint_ts": _overwrite_ts(server, overwrite_checkpoint_ts)}
         path = f"/changefeeds/{changefeed_id}/resume"
@@ -263,7 +272,7 @@ def repartition(
     namespace: NamespaceOption = "default",
     as_json: JsonOption = False,
 ) -> None:
-    """Spread a running changefeed's rows over another number of partitions of its Kafka topic.
+    """Spread rows over another number of partitions of a topic.
 
     The changefeed keeps running; docs/repartition.md says what readers must do.
     """
@@ -288,10 +297,11 @@ def rebalance(
     namespace: NamespaceOption = "default",
     as_json: JsonOption = False,
 ) -> None:
-    """Divide a changefeed's tables evenly among the captures, by the changes that come for them.
+    """Divide a changefeed's tables evenly among the captures.
 
-    Captures do it by themselves when one comes or goes, or when loads are very uneven. It stops the
-    checkpoint for about a second. With --dry-run it prints what would move, the cost and the gain.
+    The measure is the changes that come for each table. Captures do it by themselves when one comes or goes,
+    or when loads are very uneven. It stops the checkpoint for about a second. With --dry-run it prints what
+    would move, the cost and the gain.
     """
     with reported():
         path, query = f"/changefeeds/{changefeed_id}/rebalance", {"namespace": namespace}

@@ -36,11 +36,6 @@ def group() -> None:
     """Read a topic back into a transactionally consistent target."""
 
 
-app.command("status")(consumer_status.show_status)
-app.command("snapshot")(consumer_snapshot.show_snapshot)
-app.command("take-back")(consumer_take_back.take_back)
-
-
 @app.command()
 def run(
     source: Annotated[
@@ -252,10 +247,11 @@ def run(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Apply a topic's rows and DDLs to a target, exactly once, until stopped or --until is reached.
+    """Apply a topic's rows and DDLs to a target, exactly once.
 
-    Prints one line when it runs and one at its end; on a terminal a live line in between, with --json one
-    line per second. Warnings and errors go to standard error.
+    It runs until Ctrl-C, SIGTERM or --until. It prints one line when it is ready and one at its end; on a
+    terminal a live line in between, with --json one line per second. Warnings and errors go to standard
+    error.
     """
     from tidegate.consumer.ddl.schema_changes import SchemaChanges
     from tidegate.consumer.engine.watermark import Mode
@@ -341,6 +337,12 @@ def run(
         show.clear()
         print(error.render(), file=sys.stderr)
         raise typer.Exit(error.exit_code) from error
+
+
+# After `run`: the help lists commands in this order.
+app.command("status")(consumer_status.show_status)
+app.command("snapshot")(consumer_snapshot.show_snapshot)
+app.command("take-back")(consumer_take_back.take_back)
 
 
 @contextmanager

@@ -27,9 +27,10 @@ def show_snapshot(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which version of each table belongs to a snapshot: together they are the source at one ts.
+    """Show which version of each table belongs to a snapshot.
 
-    Reads the target and changes nothing. Exit 2: there is no such snapshot.
+    Together they are the source at one ts. The command reads the target and changes nothing. Exit 2: there is
+    no such snapshot.
     """
     from tidegate.consumer.named_tables import named_tables
 

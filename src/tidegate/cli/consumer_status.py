@@ -34,11 +34,11 @@ def show_status(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far a consumer is, what it waits for, and how far each partition is.
+    """Show how far a consumer is, and what it waits for.
 
-    It asks the target and the broker and changes neither. Exit 0: the consumer runs and nothing is wrong;
-    1: it does not run, is stuck, or has set tables aside, or the target does not answer; 2: there is no such
-    source or target.
+    A table shows each partition. The command asks the target and the broker and changes neither. Exit 0: the
+    consumer runs and nothing is wrong; 1: it does not run, is stuck, or has set tables aside, or the target
+    does not answer; 2: there is no such source or target.
     """
     from tidegate.consumer.lakehouse.upkeep import Upkeep
     from tidegate.consumer.reading.source import Topic

@@ -18,11 +18,12 @@ def take_back(
         Path | None, typer.Option(help="Its folder; default: ./tidegate-consumer-NAME.")
     ] = None,
 ) -> None:
-    """Continue tables of a database that a consumer has set aside, after you have loaded them again.
+    """Continue tables that were set aside and are loaded again.
 
-    First stop the consumer, then load each table from upstream, as it is now or later. After this command
-    start the consumer with --adopt: it applies the changes from its position on, and those that the copy has
-    already change nothing in the end. A target of files cannot take a table back.
+    They are tables of a database, and were set aside by `consumer run --set-aside`. First stop the consumer,
+    then load each table from upstream, as it is now or later. After this command start the consumer with
+    --adopt: it applies the changes from its position on, and those that the copy has already change nothing
+    in the end. A target of files cannot take a table back.
     """
     from tidegate.consumer.applying.set_aside import name_of
     from tidegate.consumer.lakehouse.upkeep import Upkeep

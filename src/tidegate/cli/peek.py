@@ -34,7 +34,10 @@ def peek(
     time_zone: Annotated[str, typer.Option(help="Time zone of TIMESTAMP texts in the topic.")] = "UTC",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Show a topic's messages: rows, Resolved marks, DDLs, and what cannot be decoded."""
+    """Show a topic's messages, decoded: rows, Resolved marks, DDLs.
+
+    Messages that cannot be decoded are shown with the reason.
+    """
     from tidegate.consumer.peek import peek as messages
     from tidegate.consumer.reading.source import Topic
 

@@ -188,10 +188,11 @@ def replay(
     apply: Annotated[bool, typer.Option("--apply", hidden=True)] = False,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_LINES)] = False,
 ) -> None:
-    """Decode entries again with this release, and say what each is now, or why it is still bad.
+    """Decode entries again with this release, and show what they are.
 
-    A changefeed's rows are decoded with the tables that its capture knows. A consumer's messages are decoded
-    as --source says, and rows with the target's tables as they are now. Nothing is written to the target.
+    An entry that is still bad is shown with the reason. A changefeed's rows are decoded with the tables that
+    its capture knows. A consumer's messages are decoded as --source says, and rows with the target's tables
+    as they are now. Nothing is written to the target.
     """
     from tidegate.sink import quarantine
 

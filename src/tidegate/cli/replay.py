@@ -28,8 +28,9 @@ def replay(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Give the recorded events of owners and processors to fresh machines, and compare what they do.
+    """Replay a server's recorded events, and compare the effects.
 
+    The events of owners and processors are given to fresh machines.
     Exit 0: every effect is the recorded one; 1: one is not, and the first difference of each file is printed;
     2: there is no record, or one that cannot be read.
     docs/internals/machines.md says what a difference means.

@@ -128,9 +128,10 @@ def server(
         bool, typer.Option("--json", help="Print the ready line and the log as JSON lines.")
     ] = False,
 ) -> None:
-    """Run a capture: follow the upstream, deliver its changefeeds, until SIGTERM or Ctrl-C.
+    """Run a capture, which follows TiKV and delivers changefeeds.
 
-    Wait until PD answers, and print one line when the capture is ready. The log goes to standard error.
+    It waits until PD answers, prints one line when it is ready, and runs until SIGTERM or Ctrl-C. The log
+    goes to standard error.
     """
     if log_level.lower() not in LEVELS:
         raise typer.BadParameter(f"'{log_level}' is not one of {', '.join(LEVELS)}", param_hint="--log-level")

@@ -43,11 +43,11 @@ def simulate(
     ] = "storm",
     trace: Annotated[bool, typer.Option("--trace", help="Print the whole timeline of the seed.")] = False,
 ) -> None:
-    """Run captures that share a changefeed, with faults, in virtual time.
+    """Run captures in virtual time, with faults drawn from a seed.
 
-    The machines are the product's; network, etcd, upstream and sink are modelled. The same seed always gives
-    the same timeline: docs/internals/simulator.md. Exit 0: no promise was broken; 1: one was, and the seed,
-    the reason and the last events are printed.
+    They share a changefeed. The machines are the product's; network, etcd, upstream and sink are modelled.
+    The same seed always gives the same timeline: docs/internals/simulator.md. Exit 0: no promise was broken;
+    1: one was, and the seed, the reason and the last events are printed.
     """
     from rich.console import Console
 

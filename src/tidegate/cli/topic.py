@@ -17,9 +17,7 @@ from tidegate.errors import InvalidInput, TidegateError
 if TYPE_CHECKING:
     from tidegate.consumer.contract.verdict import Verdict
 
-app = typer.Typer(
-    help="Check a topic against its contract, no matter which program writes it.", no_args_is_help=True
-)
+app = typer.Typer(help="Check a topic of any producer against its contract.", no_args_is_help=True)
 
 PRODUCERS = ("tidegate", "ticdc")
 TABLES_SHOWN = 30
@@ -27,7 +25,7 @@ TABLES_SHOWN = 30
 
 @app.callback()
 def _root() -> None:
-    """Check a topic against its contract, no matter which program writes it."""
+    """Check a topic of any producer against its contract."""
 
 
 @app.command()
@@ -59,9 +57,10 @@ def check(
     ] = 500_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check that topics keep the contract a reader relies on: docs/formats/contract.md.
+    """Check that topics keep the contract that readers rely on.
 
-    It reads them whole, from their oldest messages. Exit 0: no violation was found; 1: there is one.
+    They are read whole, from their oldest messages. docs/formats/contract.md is the contract. Exit 0: no
+    violation was found; 1: there is one.
     """
     from tidegate.codec import registry
     from tidegate.config.reading import load_config

@@ -20,20 +20,21 @@ from typer.main import get_group
 
 MODULES: Final = (
     "server",
-    "peek",
-    "compare",
-    "verify",
-    "simulate",
-    "replay",
-    "upstream",
-    "capture",
     "changefeed",
+    "capture",
+    "peek",
     "topic",
     "consumer",
+    "compare",
+    "verify",
     "quarantine",
+    "upstream",
+    "simulate",
+    "replay",
 )
-"""The commands in the order of the help. The module of the same name has an `app` of further commands, or a
-function of that name.
+"""The commands in the order of the help: along the way of a change, then checks, then what is for trials.
+
+The module of the same name has an `app` of further commands, or a function of that name.
 """
 
 
@@ -87,14 +88,24 @@ def _built(name: str) -> Command:
         app.add_typer(below, name=name)
     else:
         app.command(name)(getattr(module, name))
-    return get_group(app).commands[name]
+    command = get_group(app).commands[name]
+    _suggest_once(command)
+    return command
+
+
+def _suggest_once(command: Command) -> None:
+    """Leave suggestions for mistyped names to click, which has them from 8.5 on: typer would repeat them."""
+    if isinstance(command, TyperGroup):
+        command.suggest_commands = False
+        for below in command.commands.values():
+            _suggest_once(below)
 
 
 class Tree(TyperGroup):
     """`tidegate` itself: the group of all commands."""
 
     def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+        super().__init__(**given | {"suggest_commands": False})  # as in `_suggest_once`
         self.commands = _Branches()
 
     def list_commands(self, ctx: Context) -> list[str]:

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from tidegate.workload.bank import BankStats
     from tidegate.workload.load import LoadStats
 
-app = typer.Typer(
-    help="Run the embedded upstream, a small PD and TiKV, and work with it.", no_args_is_help=True
-)
+app = typer.Typer(help="Run and use the embedded upstream, a small PD and TiKV.", no_args_is_help=True)
 
 app.add_typer(upstream_region.app, name="region")
 app.add_typer(upstream_fault.app, name="fault")
@@ -42,7 +40,7 @@ app.add_typer(upstream_fault.app, name="fault")
 
 @app.callback()
 def group() -> None:
-    """Run the embedded upstream, a small PD and TiKV, and work with it."""
+    """Run and use the embedded upstream, a small PD and TiKV."""
 
 
 @app.command()
@@ -164,9 +162,10 @@ def load(
     rate: Annotated[float | None, typer.Option(min=0.001, help="The most key changes per second.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Commit recorded change logs with their own timestamps, without the commits that exist already.
+    """Commit recorded change logs with their own timestamps.
 
-    The upstream must run with `--tso manual`; its TSO follows the log.
+    Commits that exist already are left out. The upstream must run with `--tso manual`; its TSO follows the
+    log.
     """
     from tidegate.kvclient.pd import PdClient
     from tidegate.workload.changelog import count_transactions, read_log
@@ -278,7 +277,10 @@ def workload(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a bank: accounts, transfers that keep the sum, orders, and a DDL from time to time."""
+    """Run a bank: accounts, transfers, orders, and some DDL.
+
+    Transfers keep the sum of all balances.
+    """
     from tidegate.workload.bank import BankWorkload
 
     stop = _stop_on_signals()
@@ -329,9 +331,10 @@ def check_log_command(
     ids_per_stripe: Annotated[int, typer.Option(help="For the changefeed: see docs/stripes.md.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a recorded log through the whole product and compare the target with the log's own snapshots.
+    """Send a recorded log through everything, and check the tables.
 
-    Exit 0: every table equal at every snapshot; 1: the differences are shown.
+    They are compared with the log's own snapshots. Exit 0: every table equal at every snapshot; 1: the
+    differences are shown.
     """
     import dataclasses
 

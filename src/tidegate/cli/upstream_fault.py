@@ -13,9 +13,7 @@ import typer
 from tidegate.cli.client import reported
 from tidegate.cli.upstream_region import JsonOption, PdOption
 
-app = typer.Typer(
-    help="Cause faults in the embedded upstream: streams, timestamps, stores, errors.", no_args_is_help=True
-)
+app = typer.Typer(help="Cause faults in the embedded upstream.", no_args_is_help=True)
 
 OnOff = Annotated[str, typer.Argument(metavar="on|off", help="Start the fault, or end it.")]
 FreezeOrThaw = Annotated[str, typer.Argument(metavar="freeze|thaw", help="Freeze it, or let it continue.")]
@@ -24,7 +22,7 @@ StoreArgument = Annotated[int, typer.Argument(metavar="STORE", help="The store's
 
 @app.callback()
 def group() -> None:
-    """Cause faults in the embedded upstream: streams, timestamps, stores, errors."""
+    """Cause faults in the embedded upstream."""
 
 
 @app.command()
@@ -47,13 +45,13 @@ def tso(pd: PdOption, state: FreezeOrThaw, as_json: JsonOption = False) -> None:
 
 @app.command("resolved-ts")
 def resolved_ts(pd: PdOption, state: FreezeOrThaw, as_json: JsonOption = False) -> None:
-    """Stop all stores from advancing resolved ts, or start them again."""
+    """Stop resolved ts at all stores, or let them advance again."""
     _set(pd, as_json, resolved_frozen=_either(state, "freeze", "thaw"))
 
 
 @app.command("stale-pd")
 def stale_pd(pd: PdOption, state: OnOff, as_json: JsonOption = False) -> None:
-    """Make PD answer with the regions as they are now, although they change."""
+    """Freeze the regions that PD answers with, or thaw them."""
     _set(pd, as_json, pd_stale=_either(state, "on", "off"))
 
 
@@ -93,7 +91,10 @@ def duplicate(
 
 @app.command("stop-store")
 def stop_store(pd: PdOption, store: StoreArgument, as_json: JsonOption = False) -> None:
-    """End a store as a kill would; its regions get other leaders where most peers are alive."""
+    """End a store as a kill would.
+
+    Its regions get other leaders where most peers are alive.
+    """
     _set(pd, as_json, stop_store=store)
 
 
@@ -119,7 +120,7 @@ def congest(
     region: Annotated[int, typer.Option(help="The region; 0: all regions.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """End the present registrations of change data with the error Congested."""
+    """End registrations of change data with the error Congested."""
     _set(pd, as_json, congest=region)
 
 
@@ -162,7 +163,7 @@ def capture_error(
     share: Annotated[float, typer.Option(help="Share of registrations, 0 to 1.")] = 0.1,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer a share of registrations for change data with an error."""
+    """Answer some registrations for change data with an error."""
     _set(pd, as_json, capture_error={"name": "" if name == "off" else name, "share": share})
 
 

@@ -40,7 +40,10 @@ def list_regions(
     limit: Annotated[int, typer.Option(min=0, help="The most regions to show; 0: all.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """List the regions in key order: range (hex of encoded keys), epoch, leader, peers and their roles."""
+    """List the regions in key order.
+
+    Each is shown with its range (hex of encoded keys), epoch, leader, and its peers with their roles.
+    """
     from tidegate.kvclient.pd import PdClient
 
     with reported(), PdClient(pd) as client:
@@ -69,7 +72,7 @@ def split(
     encoded: Annotated[bool, typer.Option(help="The keys are encoded, as `list` shows them.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Split a region at keys, or in the middle of its bytes; shows the parts."""
+    """Split a region at keys, or in the middle of its bytes."""
     if not region and not key:
         raise typer.BadParameter("name a region, or at least one --key", param_hint="REGION")
     keys = [_key(text, encoded) for text in key or ()]
@@ -114,7 +117,7 @@ def move(
     to_store: Annotated[int, typer.Option(help="The store that gets the peer.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Move a region's peer from one store to another; a leader stays the leader."""
+    """Move a region's peer to another store; a leader stays leader."""
     with _control(pd) as control:
         _show(control.move(region, from_store, to_store), as_json)
 
@@ -140,7 +143,10 @@ def peers(
     leave: Annotated[bool, typer.Option("--leave", help="End the joint state.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Change a region's voters and learners; options may be repeated. Several changes are made jointly."""
+    """Change a region's voters and learners.
+
+    Options may be repeated. Several changes are made jointly.
+    """
     if bool(voter or learner or remove) is leave:
         raise typer.BadParameter("name voters, learners or removals, or say --leave", param_hint="changes")
     with _control(pd) as control:

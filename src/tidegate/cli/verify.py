@@ -49,9 +49,10 @@ def verify(
     master: Annotated[str, typer.Option(help="Spark master.")] = "local[*]",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare tables at one timestamp by sums over ranges of rows, and name the rows that differ.
+    """Find rows of large tables that differ, by sums over ranges.
 
-    Exit 0: equal, or made equal by --repair apply; 1: they differ.
+    Source and target are compared at one timestamp. Exit 0: equal, or made equal by --repair apply; 1: they
+    differ.
     """
     from tidegate.consumer.snapshots import check_comparable, open_snapshot
     from tidegate.kvclient.pd import PdClient
