@@ -184,7 +184,9 @@ def test_wrong_usage_says_what_is_wrong_and_where_the_help_is(words: str) -> Non
             "holds a character",
             "choose another directory",
         ),
-        (f"compare --pd {NOBODY} --target /no/such", "there is no such snapshot", "wait until the consumer"),
+        (f"compare --pd {NOBODY} --target /no/such", "/no/such is no folder", "correct the target"),
+        (f"compare --pd {NOBODY} --target /usr", "nothing was committed yet", "wait until the consumer"),
+        ("consumer snapshot --target iceberg:///no/such", "/no/such is no folder", "correct the target"),
         (f"compare --pd {NOBODY} --target /no/such --at soon", "--at is not a timestamp", "or 'latest'"),
         ("changefeed create --sink-uri kafk://a/b", "there is no scheme 'kafk'", "did you mean 'kafka'?"),
         (

@@ -24,7 +24,7 @@ from tidegate.consumer.selecting.rules import IGNORING, SOFT_DELETE
 from tidegate.errors import Fatal, InvalidInput, shown
 from tidegate.sink.lakehouse.object_store import SCHEME as BUCKETS
 from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
-from tidegate.sink.lakehouse.store import SNAPSHOTS
+from tidegate.sink.lakehouse.store import SNAPSHOTS, no_snapshot
 from tidegate.sink.lakehouse.tables import Lakehouse
 
 if TYPE_CHECKING:
@@ -139,12 +139,7 @@ def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
     lake = lake_of(target)
     ts = lake.snapshots.newest_ts(at)
     if ts is None:
-        raise InvalidInput(
-            "there is no such snapshot",
-            where=lake.store.uri(SNAPSHOTS),
-            why="nothing was committed yet" if at is None else f"none at or below ts {at}",
-            fix="wait until the consumer has committed, or ask for a later ts",
-        )
+        raise no_snapshot(lake.store, lake.store.uri(SNAPSHOTS), at)
     tables = {
         f"{row.schema}.{row.table}": TableSnapshot(
             row.schema, row.table, row.table_id, _path_of(lake, row.path), row.version, lake, row.path

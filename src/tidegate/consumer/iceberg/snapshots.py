@@ -33,7 +33,7 @@ from tidegate.consumer.iceberg.catalogs import AnyCatalog, catalog_of, path_in
 from tidegate.consumer.iceberg.scheme import BUCKETS, SCHEME
 from tidegate.errors import InvalidInput, shown
 from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
-from tidegate.sink.lakehouse.store import DiskStore, Store
+from tidegate.sink.lakehouse.store import DiskStore, Store, no_snapshot
 
 LOADS_MAX: Final = 5
 """How often the lookup of a table is repeated if its name changes meanwhile."""
@@ -181,9 +181,4 @@ def _index_of(catalog: AnyCatalog) -> Table | None:
 
 
 def _none(store: Store, at: int | None) -> InvalidInput:
-    return InvalidInput(
-        "there is no such snapshot",
-        where=f"{index.NAME[0]}.{index.NAME[1]} in the catalog of {store}",
-        why="nothing was committed yet" if at is None else f"none at or below ts {at}",
-        fix="wait until the consumer has committed, or ask for a later ts",
-    )
+    return no_snapshot(store, f"{index.NAME[0]}.{index.NAME[1]} in the catalog of {store}", at)

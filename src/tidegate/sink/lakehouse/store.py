@@ -28,7 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from tidegate.errors import Fatal
+from tidegate.errors import Fatal, InvalidInput
 
 OWN: Final = "_tidegate"
 """The folder of the consumer's own files in a target."""
@@ -324,6 +324,20 @@ def translated(store: Store, key: str) -> Iterator[None]:
         if trouble is error:
             raise
         raise trouble from error
+
+
+def no_snapshot(store: Store, where: str, at: int | None) -> InvalidInput:
+    """The error for a target without a snapshot at or below `at`; None: without any."""
+    folder = store.local("")
+    if folder is not None and not folder.is_dir():
+        fix = "correct the target, or wait until the consumer has committed"
+        return InvalidInput("there is no such snapshot", where=where, why=f"{folder} is no folder", fix=fix)
+    return InvalidInput(
+        "there is no such snapshot",
+        where=where,
+        why="nothing was committed yet" if at is None else f"none at or below ts {at}",
+        fix="wait until the consumer has committed, or ask for a later ts",
+    )
 
 
 def store_of(root: Path | Store) -> Store:
