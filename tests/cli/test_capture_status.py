@@ -1,10 +1,10 @@
-"""The output of `tidegate capture status`."""
+"""The output of `tidegate capture status` and `list`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tidegate.cli.capture import WAITING_SHOWN, described
+from tidegate.cli.capture import WAITING_SHOWN, described, line_of
 
 STATUS: dict[str, Any] = {
     "version": "0.1.0",
@@ -50,3 +50,11 @@ def test_a_capture_that_waits_or_has_nothing_to_do_says_so() -> None:
     assert shown(clock="upstream's clock is set back")[5] == "clock        upstream's clock is set back"
     assert shown()[-1] == "workers      6, of which 0 at work"
     assert shown({"pid": 0})[-1] == "workers      none yet: Spark is not running, or is about to start"
+
+
+def test_the_list_has_the_names_that_logs_and_divisions_have() -> None:
+    own = {"name": "1c9c0dd0a4c1", "changefeeds": 3, "tables": 7, "drained": True, "left": 7}
+    one = {"id": "1c9c", "is_owner": True, "address": "10.0.0.1:8300", "cluster_id": "7", "tidegate": own}
+    assert line_of(one) == ("1c9c", "1c9c0dd0a4c1", "yes", "10.0.0.1:8300", "3", "7 (drained)")
+    del one["tidegate"]
+    assert line_of(one | {"is_owner": False}) == ("1c9c", "", "", "10.0.0.1:8300", "", ""), "TiCDC's server"

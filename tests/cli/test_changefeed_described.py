@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.api.feed_json import reader_json
 from tidegate.cli import changefeed_moves, changefeed_ranges
-from tidegate.cli.changefeed import _described
+from tidegate.cli.changefeed import _described, table
 from tidegate.config.sink_uri import reader_uri
 from tidegate.dispatcher.consistency import Order, cost_of_pieces
 
@@ -59,6 +59,39 @@ def test_a_reader_is_described_from_what_the_api_says_of_it() -> None:
         "kept 1.0 of 8 MiB, readable up to 40",
         "query last request 1970-01-02T00:00:00+00:00, kept for 3600 s without another",
     ]
+
+
+def listed(state: str = "normal", **own: Any) -> dict[str, Any]:
+    """A changefeed as the API lists it."""
+    known = {"namespace": "default", "id": "bank", "state": state, "error": None}
+    place = {"checkpoint_tso": 470, "checkpoint_time": "2026-11-27 22:23:56.901"}
+    return known | place | {"tidegate": {"kind": "changefeed", "checkpoint_lag_ms": 1_234} | own}
+
+
+def test_the_list_says_how_far_behind_each_changefeed_is() -> None:
+    head, *lines = table([listed(), listed("stopped", checkpoint_lag_ms=108_000_000)]).splitlines()
+    assert head == "CHANGEFEED    STATE    CHECKPOINT  AT (UTC)                 LAG    ERROR"
+    assert lines[0] == "default/bank  normal   470         2026-11-27 22:23:56.901  1.2 s"
+    assert lines[1].endswith("  30 h")
+    assert table([listed("finished")]).endswith("22:23:56.901  -"), "its lag says nothing"
+    assert table([listed(checkpoint_lag_ms=None)]).endswith("  -"), "the checkpoint is not known"
+
+
+def test_kinds_are_listed_only_if_there_are_readers() -> None:
+    lines = table([listed(), listed(kind="reader")]).splitlines()
+    assert [line.split()[1] for line in lines] == ["KIND", "changefeed", "reader"]
+    of_ticdc = listed()
+    del of_ticdc["tidegate"]
+    assert table([of_ticdc]).splitlines()[1].split()[-2:] == ["22:23:56.901", "-"]
+
+
+def test_lag_and_counts_are_for_people() -> None:
+    counts = {"rows": 5020, "messages": 320, "bytes": 1_528_049, "ddl_events": 4}
+    own: dict[str, Any] = defaultdict(int, spans=[], captures=[], initial_load=None, **counts)
+    own["checkpoint_lag_ms"] = 750_000
+    lines = _described(defaultdict(str, tidegate=own)).splitlines()
+    assert "lag          12 min" in lines
+    assert "delivered    5,020 rows, 320 messages, 1.5 MiB, 4 DDLs" in lines
 
 
 def a_range(number: int, **given: Any) -> dict[str, Any]:

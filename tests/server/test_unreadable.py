@@ -95,6 +95,9 @@ def test_one_that_cannot_be_read_ends_no_capture_and_keeps_its_history(
         items = {one["id"]: one for one in running.call("GET", "/changefeeds")["items"]}
         assert {name: one["state"] for name, one in items.items()} == {"one": "unreadable", "two": "normal"}
         assert items["one"]["checkpoint_tso"] == checkpoint
+        lags = {name: one["tidegate"]["checkpoint_lag_ms"] for name, one in items.items()}
+        assert lags["one"] > lags["two"] >= 0
+        assert running.feed("two")["tidegate"]["checkpoint_lag_ms"] >= 0
         assert "warp" in items["one"]["error"]["message"]
         for method, path in (("GET", ""), ("POST", "/resume"), ("PUT", "")):
             answer = running.call(method, f"/changefeeds/one{path}", {} if method != "GET" else None)

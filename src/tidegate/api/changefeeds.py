@@ -77,7 +77,8 @@ async def show_all(request: Request) -> Response:
     Query: `namespace` or `keyspace` (left out: all namespaces); `state` `all`, or one state (left out: all
         but finished ones).
     Answer: `total`, and `items` with `id`, `namespace`, `keyspace`, `upstream_id`, `state`,
-        `checkpoint_tso`, `checkpoint_time`, `error`, and `tidegate` with `kind` (`changefeed` or `reader`).
+        `checkpoint_tso`, `checkpoint_time`, `error`, and `tidegate` with `kind` (`changefeed` or `reader`)
+        and `checkpoint_lag_ms`, PD's time minus the checkpoint (null: the checkpoint is not known).
     """
     query = dict(request.query_params)
     wanted = query.get("state", "")
@@ -106,13 +107,13 @@ async def show(request: Request) -> Response:
     Answer: `id`, `namespace`, `keyspace`, `upstream_id`, `sink_uri` without secrets, `create_time`,
         `start_ts`, `target_ts`, `config` all settings, `state`, `error`, `creator_version`, `resolved_ts`,
         `checkpoint_ts`, `checkpoint_time`, `task_status`, `admin_job_type` (always 0), and `tidegate`:
-        totals, spans, what it waits for, tables that are left out, the initial load, partitions;
-        `gives_up`, what a reader of the sink must not rely on, in words; `table_cuts`, the number of places
-        at which tables are cut into pieces that have writers of their own, `cut_tables` with the `cost` of
-        that in words, and the `tables` that several captures deliver now; `captures`, its ranges of keys with
-        capture, progress, load, `state` (`running`, `held`, `not running`), `reason` and `why`, the reason in
-        words; and `ranges`, which has `total`, the number of `states`, and `reasons`: ranges with one reason,
-        and an example.
+        `checkpoint_lag_ms` as in the list, totals, spans, what it waits for, tables that are left out, the
+        initial load, partitions; `gives_up`, what a reader of the sink must not rely on, in words;
+        `table_cuts`, the number of places at which tables are cut into pieces that have writers of their own,
+        `cut_tables` with the `cost` of that in words, and the `tables` that several captures deliver now;
+        `captures`, its ranges of keys with capture, progress, load, `state` (`running`, `held`, `not
+        running`), `reason` and `why`, the reason in words; and `ranges`, which has `total`, the number of
+        `states`, and `reasons`: ranges with one reason, and an example.
     Errors: ErrChangeFeedNotExists.
     """
     feed = feed_of(request)

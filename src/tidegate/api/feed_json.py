@@ -110,7 +110,10 @@ def brief(feed: Feed, place: ReaderProgress | None = None) -> dict[str, Any]:
         "checkpoint_tso": checkpoint,
         "checkpoint_time": ts_time(checkpoint),
         "error": error_json(feed.record.life.error),
-        "tidegate": {"kind": "reader" if feed.record.uri.is_reader else "changefeed"},
+        "tidegate": {
+            "kind": "reader" if feed.record.uri.is_reader else "changefeed",
+            "checkpoint_lag_ms": _behind(checkpoint, feed.node.now_ms()),
+        },
     }
 
 
@@ -128,8 +131,16 @@ def brief_unreadable(feed: UnreadableFeed, node: Node) -> dict[str, Any]:
         "checkpoint_tso": checkpoint,
         "checkpoint_time": ts_time(checkpoint),
         "error": error_json(error),
-        "tidegate": {"kind": "changefeed"},
+        "tidegate": {
+            "kind": "changefeed",
+            "checkpoint_lag_ms": _behind(checkpoint, node.now_ms()) if checkpoint else None,
+        },
     }
+
+
+def _behind(ts: int, now_ms: int) -> int:
+    """The age of a ts. Not below 0: PD's clock may be ahead of this machine's."""
+    return max(0, now_ms - physical_ms(ts))
 
 
 def full(feed: Feed, request: Request, place: ReaderProgress | None = None) -> dict[str, Any]:
@@ -155,7 +166,11 @@ def full(feed: Feed, request: Request, place: ReaderProgress | None = None) -> d
         "checkpoint_ts": checkpoint,
         "checkpoint_time": ts_time(checkpoint),
         "task_status": task_status(feed, capture_of(request)),
-        "tidegate": own(feed, request) | {"reader": reader_json(feed, place)},
+        "tidegate": own(feed, request)
+        | {
+            "checkpoint_lag_ms": _behind(checkpoint, feed.node.now_ms()),
+            "reader": reader_json(feed, place),
+        },
     }
 
 
@@ -252,9 +267,8 @@ def ranges_json(feed: Feed, ranges: Sequence[ShownRange]) -> list[dict[str, Any]
             "why": one.why.words,
             "checkpoint_ts": one.owned.checkpoint,
             "resolved_ts": one.owned.resolved,
-            # Not below 0: PD's clock may be ahead of this machine's.
-            "checkpoint_lag_ms": max(0, now_ms - physical_ms(one.owned.checkpoint)),
-            "resolved_lag_ms": max(0, now_ms - physical_ms(one.owned.resolved)),
+            "checkpoint_lag_ms": _behind(one.owned.checkpoint, now_ms),
+            "resolved_lag_ms": _behind(one.owned.resolved, now_ms),
             "bytes_per_second": one.load,
         }
         for one in ranges

@@ -31,18 +31,18 @@ def show_all(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False)
     """List the captures of a cluster."""
     with reported():
         found = call(server, "GET", "/captures")["items"]
-        rows = [("CAPTURE", "OWNER", "ADDRESS", "CHANGEFEEDS", "TABLES", "CLUSTER")]
-        rows += [_line(one) for one in found]
+        rows = [("CAPTURE", "NAME", "OWNER", "ADDRESS", "CHANGEFEEDS", "TABLES")]
+        rows += [line_of(one) for one in found]
         show(found, columns(rows), as_json)
 
 
-def _line(one: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
+def line_of(one: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
+    """A line of the list. Logs, and a division among captures, have only the name."""
     own = one.get("tidegate")  # missing in answers of TiCDC's servers
-    feeds, tables = (str(own["changefeeds"]), str(own["tables"])) if own else ("", "")
-    state = "yes" if one["is_owner"] else ""
+    name, feeds, tables = (own["name"], str(own["changefeeds"]), str(own["tables"])) if own else ("", "", "")
     if own and own["drained"]:
         tables += " (drained)"
-    return one["id"], state, one["address"], feeds, tables, one["cluster_id"]
+    return one["id"], name, "yes" if one["is_owner"] else "", one["address"], feeds, tables
 
 
 @app.command()

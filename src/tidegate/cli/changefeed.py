@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,6 +20,8 @@ app = typer.Typer(help="Create, watch and control changefeeds.", no_args_is_help
 IdOption = Annotated[str, typer.Option("--changefeed-id", "-c", help="The changefeed.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="The changefeed's namespace.")]
 
+CHANGEFEED: Final = "changefeed"
+"""The kind of a feed that is no reader."""
 NO_WATERMARKS = (
     "note: {protocol} without {option} carries no watermarks, and not every commit timestamp whole; "
     "`tidegate consumer run` reads this topic only with --mode row (docs/row-mode.md)"
@@ -126,7 +128,7 @@ def show_all(
     with reported():
         found = call(server, "GET", "/changefeeds", query={"namespace": namespace, "state": "all"})["items"]
         items = [f for f in found if everything or f["state"] not in ("finished", "removed")]
-        show(items, _table(items) if items else "no changefeeds", as_json)
+        show(items, table(items) if items else "no changefeeds", as_json)
 
 
 @app.command()
@@ -344,15 +346,23 @@ def _command(server: str, name: str, namespace: str, method: str, what: str, don
         print(f"{done} changefeed {namespace}/{name}")
 
 
-def _table(feeds: list[dict[str, Any]]) -> str:
-    """One line for each feed, with aligned columns."""
-    rows = [("CHANGEFEED", "KIND", "STATE", "CHECKPOINT", "AT (UTC)", "ERROR")]
+def table(feeds: list[dict[str, Any]]) -> str:
+    """One line for each feed, with aligned columns; their kind only if there are readers."""
+    rows = [("CHANGEFEED", "KIND", "STATE", "CHECKPOINT", "AT (UTC)", "LAG", "ERROR")]
     for feed in feeds:
-        name = f"{feed['namespace']}/{feed['id']}"
-        kind = feed.get("tidegate", {}).get("kind", "changefeed")  # missing in answers of TiCDC's servers
-        place = str(feed["checkpoint_tso"]), feed["checkpoint_time"]
+        own = feed.get("tidegate", {})  # missing in answers of TiCDC's servers
+        name, kind = f"{feed['namespace']}/{feed['id']}", own.get("kind", CHANGEFEED)
+        lag = own.get("checkpoint_lag_ms")
+        place = str(feed["checkpoint_tso"]), feed["checkpoint_time"], "-" if lag is None else _lag(feed, lag)
         rows.append((name, kind, feed["state"], *place, _cause(feed)))
+    if {row[1] for row in rows[1:]} == {CHANGEFEED}:
+        return columns([row[:1] + row[2:] for row in rows])
     return columns(rows)
+
+
+def _lag(feed: dict[str, Any], lag_ms: int) -> str:
+    """How far a feed's checkpoint is behind; it says nothing of one that has finished."""
+    return "-" if feed["state"] == "finished" else changefeed_ranges.age(lag_ms)
 
 
 def _cause(feed: dict[str, Any]) -> str:
@@ -361,17 +371,24 @@ def _cause(feed: dict[str, Any]) -> str:
     return str(error["message"]).splitlines()[0] if error else ""
 
 
+def _delivered(own: dict[str, Any]) -> str:
+    sent = f"{own['rows']:,} rows, {own['messages']:,} messages, {changefeed_moves.size(own['bytes'])}"
+    return f"{sent}, {own['ddl_events']:,} DDLs"
+
+
 def _described(feed: dict[str, Any]) -> str:
     own = feed["tidegate"]
+    lag = own.get("checkpoint_lag_ms")  # a server of an earlier version does not say it
     rows = {
         "changefeed": f"{feed['namespace']}/{feed['id']}",
         "state": feed["state"],
         "checkpoint": f"{feed['checkpoint_ts']}  ({feed['checkpoint_time']} UTC)",
+        "lag": _lag(feed, lag) if lag is not None else "-",
         "resolved": feed["resolved_ts"],
         "sink": feed["sink_uri"],
         "start-ts": feed["start_ts"],
         "target-ts": feed["target_ts"] or "none",
-        "delivered": ", ".join(f"{own[what]} {what}" for what in ("rows", "messages", "bytes", "ddl_events")),
+        "delivered": _delivered(own),
         "spans": len(own["spans"]),
         "waiting for": own["waiting_for"] or "-",
     }

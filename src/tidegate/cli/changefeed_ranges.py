@@ -87,8 +87,8 @@ def every(ranges: Sequence[dict[str, Any]], width: int = 0) -> str:
             _name(one),
             str(one["tables"]),
             one["address"] or one["capture"] or "-",
-            _age(one["checkpoint_lag_ms"]),
-            _age(one["resolved_lag_ms"]),
+            age(one["checkpoint_lag_ms"]),
+            age(one["resolved_lag_ms"]),
             size(one["bytes_per_second"]),
             Text(state),
         )
@@ -96,8 +96,11 @@ def every(ranges: Sequence[dict[str, Any]], width: int = 0) -> str:
     return _rendered(shown, width) + (f"and {more:,} more ranges: --json has all\n" if more > 0 else "")
 
 
-def _age(lag_ms: int) -> str:
-    return f"{lag_ms / 1000:,.1f} s" if lag_ms < 600_000 else f"{lag_ms / 60_000:,.0f} min"
+def age(lag_ms: int) -> str:
+    """A lag for people: 0.4 s, 12 min, 30 h."""
+    if lag_ms < 600_000:
+        return f"{lag_ms / 1000:,.1f} s"
+    return f"{lag_ms / 60_000:,.0f} min" if lag_ms < 36_000_000 else f"{lag_ms / 3_600_000:,.0f} h"
 
 
 def _name(one: dict[str, Any]) -> str:
