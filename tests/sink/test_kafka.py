@@ -117,8 +117,9 @@ def test_a_missing_topic_is_created_unless_the_settings_forbid_it(
 def test_a_broker_that_is_down_is_a_retryable_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.sink.kafka.client.CALL_TIMEOUT_S", 2.0)
     uri, config = sink("127.0.0.1:1", "t", "&dial-timeout=1s&write-timeout=1s&read-timeout=1s")
-    with pytest.raises(Retryable, match=r"127\.0\.0\.1:1"):
+    with pytest.raises(Retryable, match=r"127\.0\.0\.1:1") as raised:
         ensure_topic(uri, config.sink.kafka_config)
+    assert raised.value.why == "Failed to get metadata: Local: Broker transport failure", "words, no dump"
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def peek(
                 # The end of a partition comes as an error too; without `follow` the loop waits for one of
                 # each.
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
+                    raise Retryable("the topic cannot be read", where=topic.name, why=error.str())
                 number = topic.number(message.topic(), message.partition())
                 if error is None:
                     batches.setdefault(number, []).append(message)

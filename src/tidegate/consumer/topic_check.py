@@ -84,7 +84,7 @@ def check_topic(
                 received = time.monotonic()
                 error = message.error()
                 if message.topic() is None:  # an error that concerns no partition
-                    raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
+                    raise Retryable("the topic cannot be read", where=topic.name, why=error.str())
                 partition = topic.number(message.topic(), message.partition())
                 if error is None:
                     batches.setdefault(partition, []).append(message)
@@ -92,7 +92,7 @@ def check_topic(
                 elif error.code() == KafkaError._PARTITION_EOF:
                     at[partition] = max(at[partition], message.offset())
                 else:
-                    raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
+                    raise Retryable("the topic cannot be read", where=topic.name, why=error.str())
             for partition, messages in sorted(batches.items()):
                 batch = batch_of(messages)
                 for piece in decoder.pieces(batch):

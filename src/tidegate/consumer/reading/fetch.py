@@ -181,7 +181,7 @@ def look_back(
                 }
             end, window = start, 2 * window
     except KafkaException as error:
-        return str(error)
+        return str(error.args[0].str())
     return ""
 
 
@@ -248,7 +248,7 @@ def _taken(reader: MessageClient, wanted: Range, arena: Arena) -> _Taken:
                 # Only transaction markers follow the last message, so the partition is read to its end.
                 taken.next_offset, at_end = max(taken.next_offset, offset), True
             else:
-                taken.trouble = str(error)
+                taken.trouble = error.str()
         if taken.trouble or time.monotonic() - received > STALL_S:
             taken.trouble = taken.trouble or f"no answer for {STALL_S:.0f} s"
             break

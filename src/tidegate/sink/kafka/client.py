@@ -178,9 +178,15 @@ def unreachable(uri: SinkUri, error: object) -> Retryable:
     return Retryable(
         "Kafka does not answer",
         where=uri.bootstrap,
-        why=str(error),
+        why=words_of(error),
         fix="check that the broker runs and is reachable; the changefeed then continues by itself",
     )
+
+
+def words_of(error: object) -> str:
+    """An error in words; for one of Kafka's client those of Kafka, without the dump of its fields."""
+    found = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return found.str() if isinstance(found, KafkaError) else str(found) or type(found).__name__
 
 
 def progress_topic(cluster: int, namespace: str, changefeed: str) -> str:
@@ -293,7 +299,7 @@ def widen_topic(uri: SinkUri, kafka: KafkaConfig, wanted: int) -> None:
             raise InvalidInput(
                 f"Kafka refuses to give topic '{uri.topic}' {wanted} partitions",
                 where=uri.bootstrap,
-                why=str(error),
+                why=words_of(error),
                 fix="add them with Kafka's own tools, or let the changefeed's user alter the topic",
             ) from error
     deadline = time.monotonic() + CALL_TIMEOUT_S
@@ -365,7 +371,7 @@ def _create_all(admin: AdminClient, uri: SinkUri, topics: list[NewTopic]) -> Non
                 # It exists: another capture has created it, or the answer to an earlier attempt was lost.
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise Retryable(
-                        f"topic '{name}' could not be created", where=uri.bootstrap, why=str(error)
+                        f"topic '{name}' could not be created", where=uri.bootstrap, why=words_of(error)
                     ) from error
     missing = {topic.topic for topic in topics}
     deadline = time.monotonic() + CALL_TIMEOUT_S
