@@ -63,17 +63,16 @@ def test_a_reader_is_described_from_what_the_api_says_of_it() -> None:
 
 def listed(state: str = "normal", **own: Any) -> dict[str, Any]:
     """A changefeed as the API lists it."""
-    known = {"namespace": "default", "id": "bank", "state": state, "error": None}
-    place = {"checkpoint_tso": 470, "checkpoint_time": "2026-11-27 22:23:56.901"}
-    return known | place | {"tidegate": {"kind": "changefeed", "checkpoint_lag_ms": 1_234} | own}
+    known = {"namespace": "default", "id": "bank", "state": state, "checkpoint_tso": 470, "error": None}
+    return known | {"tidegate": {"kind": "changefeed", "checkpoint_lag_ms": 1_234} | own}
 
 
 def test_the_list_says_how_far_behind_each_changefeed_is() -> None:
     head, *lines = table([listed(), listed("stopped", checkpoint_lag_ms=108_000_000)]).splitlines()
-    assert head == "CHANGEFEED    STATE    CHECKPOINT  AT (UTC)                 LAG    ERROR"
-    assert lines[0] == "default/bank  normal   470         2026-11-27 22:23:56.901  1.2 s"
-    assert lines[1].endswith("  30 h")
-    assert table([listed("finished")]).endswith("22:23:56.901  -"), "its lag says nothing"
+    assert head == "CHANGEFEED    STATE    CHECKPOINT  LAG    ERROR"
+    assert lines[0] == "default/bank  normal   470         1.2 s"
+    assert lines[1] == "default/bank  stopped  470         30 h"
+    assert table([listed("finished")]).endswith("470         -"), "its lag says nothing"
     assert table([listed(checkpoint_lag_ms=None)]).endswith("  -"), "the checkpoint is not known"
 
 
@@ -82,7 +81,7 @@ def test_kinds_are_listed_only_if_there_are_readers() -> None:
     assert [line.split()[1] for line in lines] == ["KIND", "changefeed", "reader"]
     of_ticdc = listed()
     del of_ticdc["tidegate"]
-    assert table([of_ticdc]).splitlines()[1].split()[-2:] == ["22:23:56.901", "-"]
+    assert table([of_ticdc]).splitlines()[1].split()[-2:] == ["470", "-"]
 
 
 def test_lag_and_counts_are_for_people() -> None:

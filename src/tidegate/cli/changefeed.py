@@ -348,12 +348,12 @@ def _command(server: str, name: str, namespace: str, method: str, what: str, don
 
 def table(feeds: list[dict[str, Any]]) -> str:
     """One line for each feed, with aligned columns; their kind only if there are readers."""
-    rows = [("CHANGEFEED", "KIND", "STATE", "CHECKPOINT", "AT (UTC)", "LAG", "ERROR")]
+    rows = [("CHANGEFEED", "KIND", "STATE", "CHECKPOINT", "LAG", "ERROR")]
     for feed in feeds:
         own = feed.get("tidegate", {})  # missing in answers of TiCDC's servers
         name, kind = f"{feed['namespace']}/{feed['id']}", own.get("kind", CHANGEFEED)
         lag = own.get("checkpoint_lag_ms")
-        place = str(feed["checkpoint_tso"]), feed["checkpoint_time"], "-" if lag is None else _lag(feed, lag)
+        place = str(feed["checkpoint_tso"]), "-" if lag is None else _lag(feed, lag)
         rows.append((name, kind, feed["state"], *place, _cause(feed)))
     if {row[1] for row in rows[1:]} == {CHANGEFEED}:
         return columns([row[:1] + row[2:] for row in rows])
