@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tidegate.cli.upstream import app
+from tidegate.cli.upstream import app, bank_line
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import Transaction
+from tidegate.workload.bank import BankStats
 
 ROOT = Path(__file__).parents[2]
 LOG = ROOT / "tests/golden/changelog/bank.jsonl.gz"
@@ -252,3 +253,13 @@ def test_a_cluster_keeps_its_stores_and_their_addresses(tmp_path: Path) -> None:
     wrong = started("run", "--data-dir", str(tmp_path / "up"), "--pd", "127.0.0.1:0", "--stores", "2")
     assert wrong.returncode == 2
     assert "of a cluster of 3 stores, not 2" in wrong.stderr
+
+
+def test_the_live_line_of_a_workload_is_one_line() -> None:
+    """A terminal can then cut it at its width; a line that wraps is not overwritten by the next one."""
+    stats = BankStats(
+        transactions=208, rows=3881, ddls=4, last_ddl="create table t(\n  id bigint)", seconds=10
+    )
+    line = bank_line(stats)
+    assert line == "3881 rows in 208 transactions, 388 rows/s, 4 DDLs, last: create table t( id bigint)"
+    assert bank_line(BankStats()) == "0 rows in 0 transactions, 0 rows/s, 0 DDLs"

@@ -289,14 +289,8 @@ def workload(
         if as_json:
             _say({"event": "progress"} | _members(stats), "", True)
         elif sys.stderr.isatty():
-            rate_now = stats.rows / stats.seconds if stats.seconds else 0.0
-            print(
-                f"\r{stats.rows} rows in {stats.transactions} transactions, {rate_now:.0f} rows/s, "
-                f"{stats.ddls} DDLs, last: {stats.last_ddl[:60]}\033[K",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+            print(f"\r{bank_line(stats)[: width - 1]}\033[K", end="", file=sys.stderr, flush=True)
 
     with _reported():
         bank = BankWorkload(
@@ -310,6 +304,8 @@ def workload(
                 as_json,
             )
             stats = bank.run(rate, stop, show, max_rows=rows)
+            if sys.stderr.isatty() and not as_json:
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
         finally:
             bank.close()
         text = (
@@ -367,6 +363,13 @@ def _make_folder(data_dir: Path) -> None:
             why=error.strerror or str(error),
             fix="choose a --data-dir that can be made and written",
         ) from error
+
+
+def bank_line(stats: BankStats) -> str:
+    """The live line of a workload."""
+    rate_now = stats.rows / stats.seconds if stats.seconds else 0.0
+    done = f"{stats.rows} rows in {stats.transactions} transactions, {rate_now:.0f} rows/s, {stats.ddls} DDLs"
+    return f"{done}, last: {' '.join(stats.last_ddl.split())}" if stats.last_ddl else done
 
 
 @contextmanager
