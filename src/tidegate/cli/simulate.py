@@ -23,7 +23,7 @@ ALONE: Final = 50
 CHUNK: Final = 20
 """How many seeds a process is given at once."""
 TIMES: Final = (
-    "Times: from a death until a checkpoint above that moment is stored; from the end of all faults until\n"
+    "Times: from a death until a checkpoint above that moment is stored; from the end of all faults until "
     "everything is delivered."
 )
 WIDTH: Final = 110
@@ -135,8 +135,9 @@ def _print_summary(console: Console, scenario: str, seed: int, total: Summary, t
     for name, text in _rows(total):
         table.add_row(Text(name, style="bold"), Text(text))
     console.print()
-    console.print(table, width=None if console.is_terminal else WIDTH)
-    console.print(Text(TIMES, style="dim"))
+    width = None if console.is_terminal else WIDTH
+    console.print(table, width=width)
+    console.print(Text(TIMES, style="dim"), width=width, soft_wrap=False)
 
 
 def _rows(total: Summary) -> Iterable[tuple[str, str]]:
