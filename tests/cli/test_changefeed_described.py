@@ -205,3 +205,19 @@ def test_nothing_to_move_says_how_even_the_load_is() -> None:
     even = proposal(0)
     assert changefeed_moves.described(even).endswith("the greatest load is 1.83 times the mean")
     assert changefeed_moves.described({"moves": []}) == changefeed_moves.BEST, "an earlier server"
+
+
+def test_one_thing_is_not_named_as_several_and_numbers_are_aligned() -> None:
+    found: dict[str, Any] = {"unit": "spans", "moves": [{"from": "a", "to": "b", "load": 7}], "dry_run": True}
+    found["captures"] = {"a": {"before": 1_207, "after": 1_200}, "b": {"before": 0, "after": 7}}
+    lines = changefeed_moves.described(found).splitlines()
+    assert lines[:3] == [
+        "CAPTURE  LOAD NOW  LOAD AFTER",
+        "a           1,207       1,200",
+        "b               0           7",
+    ]
+    assert lines[-1] == "load in spans; 1 range would move, with 7 of the load"
+    assert changefeed_moves.described(found | {"dry_run": False}).endswith(
+        "1 range is moving, with 7 of the load"
+    )
+    assert changefeed_ranges.captures([a_range(1, tables=1)]) == ["10.0.0.2:8300: 1 table, checkpoint 470"]

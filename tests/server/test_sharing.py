@@ -335,7 +335,7 @@ def test_over_tls_a_capture_that_is_evicted_joins_again(
     wait_for(lambda: len(shares(first)) == 2, "it delivers again")
     move = ["changefeed", "move", "-c", "one", "--server", f"https://{second.address}", "--to"]
     tables = [f"{table['database_name']}.{table['table_name']}" for table in all_tables(first)]
-    assert "are moving" in tidegate(*move, second.capture.id, *tables, tls=tls)
+    assert " moving, with " in tidegate(*move, second.capture.id, *tables, tls=tls)
     wait_for(lambda: list(shares(first)) == [second.address], "the second has all tables")
     assert "nothing to move" in tidegate(*move, second.capture.id, *tables, tls=tls)
     delivers(first, bank)

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from tidegate.cli.client import DEFAULT_SERVER, JsonOption, ServerOption, call, columns, reported, show
+from tidegate.cli.client import (
+    DEFAULT_SERVER,
+    JsonOption,
+    ServerOption,
+    call,
+    columns,
+    counted,
+    reported,
+    show,
+)
 from tidegate.errors import InvalidInput, Retryable
 
 app = typer.Typer(help="Watch and control captures.", no_args_is_help=True)
@@ -31,7 +40,7 @@ def show_all(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False)
     """List the captures of a cluster."""
     with reported():
         found = call(server, "GET", "/captures")["items"]
-        rows = [("CAPTURE", "NAME", "OWNER", "ADDRESS", "CHANGEFEEDS", "TABLES")]
+        rows = [("NAME", "OWNER", "ADDRESS", "CHANGEFEEDS", "TABLES", "ID")]
         rows += [line_of(one) for one in found]
         show(found, columns(rows), as_json)
 
@@ -42,7 +51,7 @@ def line_of(one: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
     name, feeds, tables = (own["name"], str(own["changefeeds"]), str(own["tables"])) if own else ("", "", "")
     if own and own["drained"]:
         tables += " (drained)"
-    return one["id"], name, "yes" if one["is_owner"] else "", one["address"], feeds, tables
+    return name, "yes" if one["is_owner"] else "", one["address"], feeds, tables, one["id"]
 
 
 @app.command()
@@ -70,7 +79,7 @@ def drain(
             left = _left_on(server, capture)
             if left != shown:
                 print(
-                    f"capture {capture}: {left} tables left"
+                    f"capture {capture}: {counted(left, 'table')} left"
                     if left
                     else f"capture {capture} has nothing left"
                 )
@@ -80,7 +89,8 @@ def drain(
                     raise Retryable(
                         "the capture still delivers tables",
                         where=f"capture {capture}",
-                        why=f"{left} tables after {wait} s; is there another capture that could take them?",
+                        why=f"{counted(left, 'table')} after {wait} s; is there another capture that could "
+                        "take them?",
                         fix="run this again to keep waiting; `tidegate capture list` shows the captures",
                     )
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tidegate.cli.client import columns
+from tidegate.cli.client import columns, counted
 
 BEST: Final = "nothing to move: it could not be divided better"
 MOVES_SHOWN: Final = 20
@@ -15,12 +15,13 @@ def described(found: dict[str, Any], nothing: str = BEST) -> str:
     """The answer of a request to divide or to move. `nothing`: the text if nothing moves."""
     if not found["moves"]:
         return nothing + (f"; {_now(found)}" if found.get("gain") else "")
-    parts = [columns(_captures(found)), columns(_moves(found["moves"]))]
+    parts = [columns(_captures(found), numbers=(1, 2)), columns(_moves(found["moves"]), numbers=(2,))]
     more = len(found["moves"]) - MOVES_SHOWN
     parts += [f"and {more:,} more moves: --json has all"] if more > 0 else []
-    would = "would move" if found.get("dry_run") else "are moving"
+    moving = "is moving" if len(found["moves"]) == 1 else "are moving"
+    would = "would move" if found.get("dry_run") else moving
     load = sum(one["load"] for one in found["moves"])
-    moves = f"{len(found['moves']):,} ranges {would}, with {load:,} of the load"
+    moves = f"{counted(len(found['moves']), 'range')} {would}, with {load:,} of the load"
     return "\n\n".join([*parts, f"load in {found['unit']}; {moves}", *_cost(found)])
 
 
@@ -45,7 +46,7 @@ def _cost(found: dict[str, Any]) -> list[str]:
     if "cost" not in found:
         return []
     cost, before, after = found["cost"], found["gain"]["before"], found["gain"]["after"]
-    tables = f" of {cost['tables']:,} tables" if cost["tables"] else ""
+    tables = f" of {counted(cost['tables'], 'table')}" if cost["tables"] else ""
     again = cost["received_again"]
     received = "few changes" if again is None else f"about {size(again)} of changes"
     source = "as the last time" if cost["is_gap_measured"] else "as is typical"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.cli.changefeed_moves import size
+from tidegate.cli.client import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +38,7 @@ def _of_capture(ranges: Sequence[dict[str, Any]]) -> str:
     several = f" in {len(ranges)} ranges" if len(ranges) > 1 else ""
     starting = sum(not one["running"] for one in ranges)
     state = f", {starting} starting" if several and starting else ", starting" if starting else ""
-    return f"{tables} tables{several}, checkpoint {checkpoint}{state}"
+    return f"{counted(tables, 'table')}{several}, checkpoint {checkpoint}{state}"
 
 
 def cut_tables(cuts: int, found: dict[str, Any] | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -101,13 +101,20 @@ def show(found: Any, text: str, as_json: bool) -> None:
     print(json.dumps(found) if as_json else text)
 
 
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Lines of words with aligned columns."""
+def columns(rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -> str:
+    """Lines of words with aligned columns. `numbers`: the columns that are aligned on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = (
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-    return "\n".join(padded)
+
+    def padded(row: Sequence[str]) -> Iterator[str]:
+        for at, (text, width) in enumerate(zip(row, widths, strict=True)):
+            yield text.rjust(width) if at in numbers else text.ljust(width)
+
+    return "\n".join("  ".join(padded(row)).rstrip() for row in rows)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 table, 1,205 tables."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 @contextmanager
