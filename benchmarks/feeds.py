@@ -20,9 +20,13 @@ together. A figure is printed when it is found, and the file is written after ea
 | busy | as `further`, while rows flow | as `further` |
 | dead | see below | lag of the active ones, and how many times that of `active` it is |
 
-In `dead`, `--dead` changefeeds with a second broker and `--closed` with a third one get rows as well. The
-second broker is stopped (SIGSTOP), the third one is killed. Meanwhile one more changefeed begins with an
-initial load of `--load-rows` rows, which are read evenly over `--seconds`.
+In `dead`, `--dead` changefeeds with a second broker and `--closed` with a third one get rows as well. While
+they are created and the table to load is filled, no rows flow. Ten seconds after rows flow again the second
+broker is stopped (SIGSTOP), and the third one is killed. Then one more changefeed begins with an initial load
+of `--load-rows` rows, which are read evenly over `--seconds`, and the lag is measured.
+
+Rows are committed five times a second for each table, those of five tables in one transaction. The reader
+waits up to 20 ms for more rows, and so does the broker before it answers. So a lag may come out 40 ms longer.
 
 CPU is that of control process, puller and Spark application. That of upstream, broker, benchmark and the
 whole machine is printed apart. Memory is anonymous memory of the same processes.
@@ -46,7 +50,7 @@ from typing import Any, Final
 import numpy as np
 from benchmarks.broker import broker_with_pid
 from benchmarks.control_probe import between
-from benchmarks.feeds_capture import Feeds, Meter, fill, first_row_s, lags, reading, writing
+from benchmarks.feeds_capture import Feeds, Meter, RowWriters, fill, first_row_s, lags, reading
 from benchmarks.feeds_figures import Figures, Goal, Limit, Phase, chosen, run_phases
 from benchmarks.lag import Reader
 from benchmarks.listing import listed
@@ -134,7 +138,7 @@ class Run:
         self._server_src = server_src
         self._sizes, self._figures, self._stack, self._ticker = sizes, figures, stack, progress
         self._shown_at = float("-inf")
-        self._reader: Reader | None = None
+        self._flow: tuple[Reader, RowWriters] | None = None
         self._bootstrap, self._others = "", dict[str, int]()
 
     @property
@@ -192,7 +196,7 @@ class Run:
 
     def active(self, limit: Limit) -> None:
         """Write to the active changefeeds, from now on."""
-        reader = self._rows_flow()
+        reader, _ = self._rows_flow()
         limit.sleep(WARM_S)
         meter = Meter(self._product, self._others)
         try:
@@ -215,26 +219,31 @@ class Run:
     def dead(self, limit: Limit) -> None:
         """Measure the active changefeeds while the brokers of others are dead, and another one is loaded."""
         sizes, product, figures = self._sizes, self._product, self._figures
-        reader = self._rows_flow()
+        reader, writers = self._rows_flow()
         with ExitStack() as stack:
-            bootstrap, pid = stack.enter_context(broker_with_pid())
-            closed = stack.enter_context(broker_with_pid()) if sizes.closed else None
-            doomed = [*sizes.stopping, *sizes.closing]
-            pool = stack.enter_context(ThreadPoolExecutor(1))
+            # Two JVMs, twenty changefeeds and a table begin here. While rows flow on two full cores, that
+            # alone takes longer than the phase. The measurement begins with the death of the brokers.
+            writers.pause()
+            stack.callback(writers.resume)
+            pool = stack.enter_context(ThreadPoolExecutor(2))
+            makers = [pool.submit(stack.enter_context, broker_with_pid()) for _ in range(2)]
+            (stopped, stopped_pid), (closed, closed_pid) = (one.result() for one in makers)
             filling = pool.submit(fill, product, sizes.loaded, sizes.load_rows, limit)
-            stack.enter_context(writing(product.pd, doomed, sizes.rows, product.row()))
-            product.open_all(product.create_all(sizes.stopping, limit, bootstrap), limit, self._progress)
-            if closed is not None:
-                product.open_all(product.create_all(sizes.closing, limit, closed[0]), limit, self._progress)
+            for numbers, bootstrap in ((sizes.stopping, stopped), (sizes.closing, closed)):
+                if numbers:
+                    product.open_all(product.create_all(numbers, limit, bootstrap), limit, self._progress)
             rows = filling.result()
             figures.add("rows_to_load", rows)
-            limit.sleep(SETTLE_S / 2)
+            figures.add("ready_s", round(limit.seconds - limit.left_s, 1))
+            doomed = [*sizes.stopping, *sizes.closing]
+            stack.enter_context(RowWriters(product.pd, doomed, sizes.rows, product.row()))
+            writers.resume()
+            limit.sleep(WARM_S)
             meter = Meter(product, self._others)
-            os.kill(pid, signal.SIGSTOP)
+            os.kill(stopped_pid, signal.SIGSTOP)
             # A stopped process does not end by SIGTERM.
-            stack.callback(os.kill, pid, signal.SIGCONT)
-            if closed is not None:
-                os.kill(closed[1], signal.SIGKILL)
+            stack.callback(os.kill, stopped_pid, signal.SIGCONT)
+            os.kill(closed_pid, signal.SIGKILL)
             settings = {"initial_load": True, "load_rows_per_second": max(1, round(rows / sizes.seconds))}
             product.create_feed(sizes.loaded, settings=settings, patience_s=limit.left_s)
             found, _ = lags(reader, sizes.seconds, limit)
@@ -245,14 +254,14 @@ class Run:
 
     # --- parts of phases -----------------------------------------------------------------------------
 
-    def _rows_flow(self) -> Reader:
+    def _rows_flow(self) -> tuple[Reader, RowWriters]:
         """Have the active changefeeds written to and read until the end of the run."""
-        if self._reader is None:
-            tables = range(min(self._sizes.active, self._sizes.changefeeds))
-            self._reader = self._stack.enter_context(reading(self._bootstrap, tables))
-            product = self._product
-            self._stack.enter_context(writing(product.pd, tables, self._sizes.rows, product.row()))
-        return self._reader
+        if self._flow is None:
+            product, tables = self._product, range(min(self._sizes.active, self._sizes.changefeeds))
+            reader = self._stack.enter_context(reading(self._bootstrap, tables))
+            writers = RowWriters(product.pd, tables, self._sizes.rows, product.row())
+            self._flow = reader, self._stack.enter_context(writers)
+        return self._flow
 
     def _add_further(self, numbers: Sequence[int], limit: Limit) -> None:
         requests, rows = list[float](), list[float]()

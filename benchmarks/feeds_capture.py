@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import httpx
 import numpy as np
@@ -28,6 +28,14 @@ AT_ONCE: Final = 8
 """The number of changefeeds that are created at the same time."""
 WRITES_A_S: Final = 5
 """Transactions per second for each table."""
+TABLES_A_TXN: Final = 5
+"""Tables in one transaction, to leave the cores to the capture: each transaction has four requests."""
+PAUSED_S: Final = 0.1
+"""The pause between two looks of a paused writer."""
+READ_MS: Final = 20
+"""How long reader and broker wait for more rows: a lag may come out twice this much longer."""
+READ_BYTES: Final = 1 << 20
+"""The broker waits for so many. Otherwise each of hundreds of Resolved a second would end a request."""
 PREFIX: Final = "feeds-"
 FILL_ROWS: Final = 1_000
 """Rows in a transaction that fills the table to load."""
@@ -196,38 +204,59 @@ class Meter:
         return ledger.cpu(), their | {BENCHMARK: time.process_time()}
 
 
-@contextmanager
-def writing(pd_address: str, tables: Sequence[int], rows: int, row: bytes) -> Iterator[None]:
-    """Commit `rows` rows per second to each table during the `with` block."""
-    done = threading.Event()
-    size = max(1, rows // WRITES_A_S)
+class RowWriters:
+    """Commits rows to tables at a rate during the `with` block, except between `pause` and `resume`."""
 
-    def write(number: int) -> None:
-        with PdClient(pd_address) as pd:
-            due, first = time.monotonic() + number / len(tables) / WRITES_A_S, 1
-            while not done.wait(max(0.0, due - time.monotonic())):
+    def __init__(self, pd_address: str, tables: Sequence[int], rows: int, row: bytes) -> None:
+        """`rows`: per second, for each table."""
+        self._pd_address, self._row = pd_address, row
+        self._size = max(1, rows // WRITES_A_S)
+        self._done, self._is_paused = threading.Event(), threading.Event()
+        parts = [tables[at : at + TABLES_A_TXN] for at in range(0, len(tables), TABLES_A_TXN)]
+        # At different times, as those of applications.
+        delays_s = [number / len(parts) / WRITES_A_S for number in range(len(parts))]
+        places = zip(parts, delays_s, strict=True)
+        self._threads = [threading.Thread(target=self._write, args=place) for place in places]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def pause(self) -> None:
+        """Begin no transaction until `resume`."""
+        self._is_paused.set()
+
+    def resume(self) -> None:
+        """Continue at the rate. Rows of the pause are not written later."""
+        self._is_paused.clear()
+
+    def _write(self, tables: Sequence[int], delay_s: float) -> None:
+        with PdClient(self._pd_address) as pd:
+            due, first = time.monotonic() + delay_s, 1
+            while not self._done.wait(max(0.0, due - time.monotonic())):
+                if self._is_paused.is_set():
+                    due = time.monotonic() + PAUSED_S
+                    continue
                 due += 1 / WRITES_A_S
                 transaction = Transaction(pd)
-                for handle in range(first, first + size):
-                    transaction.put(keys.int_record(Upstream.id_of(tables[number]), handle), row)
-                first += size
+                for table in tables:
+                    for handle in range(first, first + self._size):
+                        transaction.put(keys.int_record(Upstream.id_of(table), handle), self._row)
+                first += self._size
                 transaction.commit()
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(tables))]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
 
 
 @contextmanager
 def reading(bootstrap: str, numbers: Sequence[int]) -> Iterator[Reader]:
     """One reader of their topics for the whole run, because a new one would have to catch up first."""
-    reader = Reader(bootstrap, [f"{PREFIX}{number}" for number in numbers], partitions=1)
+    topics = [f"{PREFIX}{number}" for number in numbers]
+    reader = Reader(bootstrap, topics, 1, look_ms=READ_MS, fetch_ms=READ_MS, fetch_bytes=READ_BYTES)
     thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
     thread.start()
     try:

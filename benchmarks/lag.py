@@ -63,6 +63,11 @@ class Reader:
     bootstrap: str
     topics: Sequence[str]
     partitions: int = PARTITIONS
+    look_ms: int = 2
+    """The longest pause between two looks. A row's lag may come out longer by this much and `fetch_ms`."""
+    fetch_ms: int = 5
+    """How long the broker waits for `fetch_bytes` before it answers."""
+    fetch_bytes: int = 1
     lags: list[float] = field(default_factory=list)
     arrived: list[float] = field(default_factory=list)
     _done: threading.Event = field(default_factory=threading.Event)
@@ -70,13 +75,14 @@ class Reader:
     def run(self) -> None:
         """Read until `stop`."""
         settings = {"bootstrap.servers": self.bootstrap, "group.id": "lag", "enable.auto.commit": False}
-        settings |= {"isolation.level": "read_committed", "fetch.wait.max.ms": 5, "fetch.queue.backoff.ms": 5}
+        settings |= {"isolation.level": "read_committed", "fetch.wait.max.ms": self.fetch_ms}
+        settings |= {"fetch.min.bytes": self.fetch_bytes, "fetch.queue.backoff.ms": 5}
         consumer = Consumer(settings | {"auto.offset.reset": "earliest"})
         places = [TopicPartition(topic, p, 0) for topic in self.topics for p in range(self.partitions)]
         consumer.assign(places)
         while not self._done.is_set():
-            # Take what has arrived, or wait at most 2 ms, but never wait for a full batch.
-            messages = consumer.consume(1000, timeout=0.002)
+            # Take what has arrived, or wait a moment, but never wait for a full batch.
+            messages = consumer.consume(1000, timeout=self.look_ms / 1000)
             now, stamp = time.time() * 1000, time.monotonic()
             for message in messages:
                 if message.error() is None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from benchmarks import feeds_capture
 from benchmarks.feeds import ALWAYS, Run, Sizes
+from benchmarks.feeds_capture import TABLES_A_TXN, WRITES_A_S, RowWriters
 from benchmarks.feeds_figures import DONE, Figures, Goal, Late, Limit, Phase, chosen, run_phases
+from benchmarks.many_tables import Upstream
 from benchmarks.show import Ticker
+
+from tidegate.tidb import keys
 
 
 class Clock:
@@ -91,3 +98,60 @@ def test_one_phase_alone_runs_with_those_that_all_need() -> None:
     assert chosen(phases, [], ALWAYS) == phases
     with pytest.raises(ValueError, match="no such phase: deaf"):
         chosen(phases, ["deaf"], ALWAYS)
+
+
+class NoUpstream:
+    """Takes the place of a client of PD."""
+
+    def __init__(self, address: str) -> None:
+        pass
+
+    def __enter__(self) -> NoUpstream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_rows_are_written_to_each_table_at_the_rate_until_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits: list[list[tuple[int, int]]] = []
+
+    class Kept:
+        def __init__(self, pd: object) -> None:
+            self._rows: list[tuple[int, int]] = []
+
+        def put(self, key: bytes, value: bytes) -> None:
+            found = keys.parse_record(key)
+            self._rows.append((found.table_id, int.from_bytes(key[-8:], "big") - (1 << 63)))
+
+        def commit(self) -> None:
+            commits.append(self._rows)
+
+    def until(check: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not check():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    monkeypatch.setattr(feeds_capture, "PdClient", NoUpstream)
+    monkeypatch.setattr(feeds_capture, "Transaction", Kept)
+    monkeypatch.setattr(feeds_capture, "PAUSED_S", 0.01)
+    numbers = range(TABLES_A_TXN + 2)
+    with RowWriters("pd", numbers, 3 * WRITES_A_S, b"row") as writers:
+        until(lambda: len(commits) >= 4)
+        writers.pause()
+        time.sleep(0.05)  # a transaction that had begun
+        before = len(commits)
+        time.sleep(1.5 / WRITES_A_S)
+        assert len(commits) == before
+        writers.resume()
+        until(lambda: len(commits) >= before + 2)
+    ids = [Upstream.id_of(number) for number in numbers]
+    groups = {tuple(sorted({table for table, _ in one})) for one in commits}
+    assert groups == {tuple(ids[:TABLES_A_TXN]), tuple(ids[TABLES_A_TXN:])}
+    rows = [row for one in commits for row in one]
+    assert len(rows) == len(set(rows)), "each row has a handle of its own"
+    for table in ids:
+        handles = [handle for owner, handle in rows if owner == table]
+        assert handles == list(range(1, len(handles) + 1))
+        assert len(handles) % 3 == 0
