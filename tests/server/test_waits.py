@@ -211,6 +211,34 @@ def test_an_owner_ticks_after_a_resolved_only_if_it_may_do_more(
     assert (asyncio.run(scenario()), sent) == (wakes, [5])
 
 
+def test_an_owner_without_rows_sends_at_each_wake_up() -> None:
+    """A Resolved that is due a moment after the wake-up costs another tick of each of hundreds of owners."""
+    granted, pulse, clock = GrantedRange(Span(b"", b""), (1, 1)), Pulse(), Still(0.0)
+    owner, effects = Owner(100, Barrier(1000), granted.id), list[Any]()
+    owner.grant("a", 1, [granted])
+    owner.sink_open(0)
+    owner.running("a", 1, [granted])
+    feed: Any = SimpleNamespace(
+        _node=SimpleNamespace(clock=clock, pulse=pulse),
+        _record=SimpleNamespace(captured=SimpleNamespace(store=STORE), resolved_ts=100),
+        _effects=SimpleNamespace(perform=lambda owner, effect: effect, records_over=lambda owner: []),
+        _jobs=SimpleNamespace(spawn=effects.append),
+        _link=SimpleNamespace(repeat=lambda: None),
+        ddl=SimpleNamespace(read=lambda owner, now: None),
+        sink=SimpleNamespace(opened=None),
+        owner=owner,
+    )
+    for number, late_s in enumerate([0.03, 0.0, 0.03, 0.0]):
+        clock.now, ts = 10.0 + number * pulse.calmer_s(STORE) + late_s, 200 + number
+        owner.report("a", 1, [RangeProgress(granted.id, granted.token, ts, ts)])
+        Replication._tick(feed)
+        assert effects == [SendResolved(ts), Persist(ts, may_wait=True)]
+        owner.resolved_done(ts)
+        owner.persisted(ts)
+        effects.clear()
+        assert owner.due_in(clock.now) == inf, "the next tick is that of the next wake-up"
+
+
 def opened(*, undelivered: list[str]) -> Any:
     """Return a processor's openings, with spans that have rows to deliver."""
     plan = SimpleNamespace(paths=SimpleNamespace(store=STORE))

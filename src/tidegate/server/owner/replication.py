@@ -198,7 +198,7 @@ class Replication:
             Barrier(record.persisted, record.info.target_ts, held_at=held_at),
             record.wanted,
             resolved_interval_s=record.config.tidegate.resolved_interval,
-            quiet_interval_s=node.pulse.calmer_s(record.captured.store),
+            quiet_interval_s=node.pulse.quiet_s(record.captured.store),
             spans=self.ddl.initial,
         )
         node.follow(trace.OWNER, str(record.id), self.owner)
@@ -314,7 +314,7 @@ class Replication:
         assert owner is not None
         now = node.clock.monotonic()
         # Without rows there is nothing to announce between two wake-ups, and each Resolved is a transaction.
-        owner.quiet_interval_s = node.pulse.calmer_s(record.captured.store)
+        owner.quiet_interval_s = node.pulse.quiet_s(record.captured.store)
         self.ddl.read(owner, now)
         for effect in owner.tick(now):
             self._jobs.spawn(self._effects.perform(owner, effect))

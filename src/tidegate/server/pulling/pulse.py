@@ -53,6 +53,11 @@ followers the pause of each grows with their number.
 """
 CALMEST_S: Final = 5.0
 """The longest such pause. Twice that, without progress, means that a changefeed hangs (`spans.STALLED_S`)."""
+RESOLVED_SHARE: Final = 0.9
+"""The least pause between two Resolved of a changefeed without rows, as a share of that between two wake-ups.
+Each Resolved follows a wake-up by some milliseconds. If both pauses were the same, the next wake-up would
+often come before a Resolved is due, and the owner would tick once more for it.
+"""
 EAGER_WAKES_A_S: Final = 400
 """The same for eager followers: each look wakes all of up to eight of them; of twenty, every second look."""
 RESTS: Final = 1.5
@@ -159,6 +164,10 @@ class Pulse:
     def calmer_s(self, store: Path) -> float:
         """The pause between two wake-ups of a changefeed without rows."""
         return calmer_s(len(self._followers.get(store, ())))
+
+    def quiet_s(self, store: Path) -> float:
+        """The least pause between two Resolved, or two stored checkpoints, of a changefeed without rows."""
+        return RESOLVED_SHARE * self.calmer_s(store)
 
     def rest_s(self, store: Path, *, watched: bool = False) -> float:
         """The time without a wake-up after which a changefeed looks itself.
