@@ -316,15 +316,16 @@ def test_feeds_with_rows_are_woken_a_bounded_number_of_times_a_second(tmp_path: 
 
 
 def test_feeds_without_rows_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path) -> None:
-    crowd = Crowd(tmp_path, 300)
+    count = 4 * CALM_WAKES_A_S
+    crowd = Crowd(tmp_path, count)
     crowd.clock.now += EAGER_S
-    crowd.wakes_a_second(300 / CALM_WAKES_A_S)
+    crowd.wakes_a_second(count / CALM_WAKES_A_S)
     assert crowd.wakes_a_second(5.0) == pytest.approx(2 * CALM_WAKES_A_S, rel=0.15), "rows came lately"
     crowd.clock.now += LONG_S
-    crowd.wakes_a_second(2 * 300 / CALM_WAKES_A_S)  # by then each has its own place in the turn
+    crowd.wakes_a_second(2 * count / CALM_WAKES_A_S)  # by then each has its own place in the turn
     assert crowd.wakes_a_second(20.0) == pytest.approx(CALM_WAKES_A_S, rel=0.1)
-    assert crowd.beats.calmer_s(tmp_path) == 300 / CALM_WAKES_A_S
-    assert crowd.beats.rest_s(tmp_path) == RESTS * 300 / CALM_WAKES_A_S
+    assert crowd.beats.calmer_s(tmp_path) == count / CALM_WAKES_A_S
+    assert crowd.beats.rest_s(tmp_path) == RESTS * count / CALM_WAKES_A_S
     crowd.page.close()
 
 
