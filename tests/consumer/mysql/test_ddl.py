@@ -24,6 +24,7 @@ from tidegate.consumer.ddl.ddl_plan import plan
 from tidegate.consumer.ddl.ddl_steps import Drop, Rewrite
 from tidegate.consumer.engine.ddl_queue import identity
 from tidegate.consumer.mysql.described import describe
+from tidegate.consumer.mysql.dialect import DIALECT, Dialect, dialect_of
 from tidegate.consumer.mysql.literals import MySqlValues, literals
 from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.mysql.tables import column_text, converts, create_table, qualified
@@ -203,9 +204,14 @@ def followed_or_refused(life: Life, event: DdlEvent, why: str) -> bool:
 def check_against_a_fresh_one(cursor: Any, made: Definition, query: str) -> None:
     """A table that was altered is the one that would be created."""
     cursor.execute(f"DROP TABLE IF EXISTS {qualified(FRESH, made.table)}")
-    cursor.execute(create_table(replace(made, schema=FRESH)))
+    cursor.execute(create_table(replace(made, schema=FRESH), dialect_at(cursor)))
     altered, fresh = describe(cursor, made.schema, made.table), describe(cursor, FRESH, made.table)
     assert parts(altered) == parts(fresh), query
+
+
+def dialect_at(cursor: Any) -> Dialect:
+    cursor.execute(DIALECT)
+    return dialect_of(*cursor.fetchone())
 
 
 def filled_columns(event: DdlEvent, known: Iterable[Definition]) -> list[Column]:
@@ -221,7 +227,11 @@ def filled_columns(event: DdlEvent, known: Iterable[Definition]) -> list[Column]
 def put_one_row(cursor: Any, schema: str, table: str) -> None:
     cursor.execute(f"SELECT COUNT(*) FROM {qualified(schema, table)}")
     if cursor.fetchone()[0] == 0:
-        cursor.execute(f"SET STATEMENT sql_mode='' FOR INSERT INTO {qualified(schema, table)} () VALUES ()")
+        cursor.execute("SELECT @@sql_mode")
+        (usual,) = cursor.fetchone()
+        cursor.execute("SET sql_mode=''")
+        cursor.execute(f"INSERT INTO {qualified(schema, table)} () VALUES ()")
+        cursor.execute("SET sql_mode=%s", usual)
 
 
 def check_old_rows(cursor: Any, made: Definition, filled: Iterable[Column], query: str) -> None:
@@ -242,7 +252,9 @@ def compared(column: Column, name: str = "") -> str:
 
 def stored(cursor: Any, value: Value, column: Column) -> Any:
     """Return the value that the server stores when `value` is written into such a column."""
-    cursor.execute(f"CREATE OR REPLACE TABLE {FRESH}.w (c {column_text(replace(column, default=None))})")
+    cursor.execute(f"DROP TABLE IF EXISTS {FRESH}.w")
+    made = column_text(replace(column, default=None), dialect_at(cursor))
+    cursor.execute(f"CREATE TABLE {FRESH}.w (c {made})")
     cursor.execute(f"INSERT INTO {FRESH}.w VALUES ({literal(value, column)})")
     cursor.execute(f"SELECT {compared(column, 'c')} FROM {FRESH}.w")
     return cursor.fetchone()[0]
@@ -552,12 +564,14 @@ def server_once(mariadb: MySqlServer) -> Iterator[Connection]:
 
 def converts_alike(cursor: Any, value: Value, before: Column, after: Column) -> bool:
     """True also when the server stops with an error."""
-    cursor.execute(f"CREATE OR REPLACE TABLE {FRESH}.o (c {column_text(before)})")
+    dialect = dialect_at(cursor)
+    cursor.execute(f"DROP TABLE IF EXISTS {FRESH}.o")
+    cursor.execute(f"CREATE TABLE {FRESH}.o (c {column_text(before, dialect)})")
     cursor.execute(f"INSERT INTO {FRESH}.o VALUES ({literal(value, before)})")
     plain = value.encode() if before.kind in (Kind.STRING, Kind.BYTES) and isinstance(value, str) else value
     try:
         wanted = cast(plain, before, after, UTC)
-        cursor.execute(f"ALTER TABLE {FRESH}.o CHANGE COLUMN c c {column_text(after)}")
+        cursor.execute(f"ALTER TABLE {FRESH}.o CHANGE COLUMN c c {column_text(after, dialect)}")
     except (pymysql.err.MySQLError, TidegateError):
         return True  # MariaDB stops, or TiDB does and no such DDL ever comes
     cursor.execute(f"SELECT {compared(after)} FROM {FRESH}.o")

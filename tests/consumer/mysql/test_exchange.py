@@ -255,7 +255,8 @@ def test_a_user_who_may_not_read_the_ids_is_shown_the_missing_right(
     mariadb: MySqlServer, cursor: Any, tmp_path: Path
 ) -> None:
     make_tables(mariadb, cursor, tmp_path)
-    cursor.execute("CREATE OR REPLACE USER writer@'%' IDENTIFIED BY 'w'")
+    cursor.execute("DROP USER IF EXISTS writer@'%'")
+    cursor.execute("CREATE USER writer@'%' IDENTIFIED BY 'w'")
     for schema in ("d_sql", "tidegate"):
         cursor.execute(f"GRANT ALL ON {schema}.* TO writer@'%'")
     writer = replace(mariadb, user="writer", password="w")

@@ -479,7 +479,8 @@ def test_a_password_with_signs_of_a_uri_is_refused_and_not_shown(sign: str) -> N
 
 def test_a_password_is_sent_as_utf_8(mariadb: MySqlServer, rows: Connection) -> None:
     with rows.cursor() as cursor:
-        cursor.execute("CREATE OR REPLACE USER schluessel IDENTIFIED BY 'schlüssel-ключ'")
+        cursor.execute("DROP USER IF EXISTS schluessel")
+        cursor.execute("CREATE USER schluessel IDENTIFIED BY 'schlüssel-ключ'")
     MySqlServer(mariadb.host, mariadb.port, "schluessel", "schlüssel-ключ").connect().close()
 
 
@@ -491,6 +492,7 @@ def test_errors_say_what_to_do(mariadb: MySqlServer, code: int, kind: type[Excep
     assert type(translated(pymysql.err.OperationalError(code, "why"), mariadb)) is kind
 
 
+@pytest.mark.usefixtures("only_mariadb")  # others offer TLS by themselves
 def test_tls_that_is_asked_for_is_not_left_out(mariadb: MySqlServer, tmp_path: Path) -> None:
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
     address = f"mysql://root@{mariadb.host}:{mariadb.port}/?ssl-ca="

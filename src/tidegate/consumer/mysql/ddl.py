@@ -189,7 +189,7 @@ class DdlRun:
                 exchange.check_movable(*(known[name] for name in names))
             elif not step.validated:
                 known[names[0]] = misplaced(known[names[0]])  # a person has moved the rows, unchecked
-        rendered = statements(step, known)
+        rendered = statements(step, known, self._hold.dialect)
         adopted = dict.fromkeys(_adopted(step, was), True)
         return _Planned(number, [] if skipped else rendered, dict(known), adopted)
 
@@ -321,7 +321,7 @@ class DdlRun:
             case AlterTable(name, text):
                 return [self._look(name) or "", self._foreseen(name, text, session)]
             case ExchangePartition():
-                return exchange.table_ids(self._hold.rows, statement)
+                return exchange.table_ids(self._hold, statement)
             case SwapRows():
                 return exchange.found_before(self._hold, statement)
             case _:
@@ -337,7 +337,7 @@ class DdlRun:
             case RenameTable(old, new):
                 return self._look(old) is None and self._look(new) is not None
             case ExchangePartition():
-                return exchange.has_run(self._hold.rows, statement, evidence, self._version)
+                return exchange.has_run(self._hold, statement, evidence, self._version)
             case SwapRows():
                 exchange.clear(self._hold)
                 return exchange.MOVED in evidence

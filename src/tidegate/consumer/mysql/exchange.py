@@ -25,6 +25,7 @@ from typing import Final
 
 from tidegate.consumer.applying.target import Name
 from tidegate.consumer.ddl.ddl_steps import REPEAT
+from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.found import Ask
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.literals import quoted
@@ -41,7 +42,7 @@ MOVED: Final = "moved"
 """Evidence of `SwapRows`: the transaction that moves the rows has committed."""
 _TRUNCATED: Final = re.compile(r"\s*TRUNCATE\s+PARTITION\s+(.+)", re.IGNORECASE | re.DOTALL)
 _NAMES: Final = "SELECT " + ", ".join(["CAST(CONVERT(%s USING filename) AS BINARY)"] * 5)
-"""Names as InnoDB writes them: `a-b` is a@002db."""
+"""Names as InnoDB writes them: `a-b` is a@002db. MySQL does not offer this charset: see `in_file_name`."""
 
 
 # --- tables with partitions
@@ -70,12 +71,14 @@ def partition_name(ask: Ask, name: Name, partition: str, change: str = "exchange
     )
 
 
-def table_ids(ask: Ask, statement: ExchangePartition) -> list[str]:
+def table_ids(hold: Hold, statement: ExchangePartition) -> list[str]:
     """InnoDB's id of the partition and of the other table; Fatal when one of them is not found."""
+    ask, names = hold.rows, (*statement.name, statement.partition, *statement.other)
     folds = ask("SELECT @@lower_case_table_names")[0][0]
-    encoded = [
-        text.decode() for text in ask(_NAMES, *statement.name, statement.partition, *statement.other)[0]
-    ]
+    if hold.dialect is Dialect.MARIADB:
+        encoded = [text.decode() for text in ask(_NAMES, *names)[0]]
+    else:
+        encoded = list(map(in_file_name, names))
     schema, table, partition, *other = encoded
     owner, single = f"{schema}/{table}", "/".join(other)
     if folds:
@@ -104,14 +107,25 @@ def table_ids(ask: Ask, statement: ExchangePartition) -> list[str]:
     return [found[0], by_name[single]]
 
 
+def in_file_name(name: str) -> str:
+    """A name as InnoDB writes it, for MySQL, which does not say it.
+
+    InnoDB has shorter codes for many letters outside of ASCII. A name with such a letter is not found then,
+    and its exchange is refused.
+    """
+    return "".join(
+        one if one.isascii() and (one.isalnum() or one == "_") else f"@{ord(one):04x}" for one in name
+    )
+
+
 def _is_partition(text: str, owner: str, partition: str) -> bool:
     """Whether InnoDB's name is that of a partition; partitions' names have no case."""
     return text.startswith(owner) and text[len(owner) :].lower() == f"#p#{partition}".lower()
 
 
-def has_run(ask: Ask, statement: ExchangePartition, stored: Sequence[str], ts: int) -> bool:
+def has_run(hold: Hold, statement: ExchangePartition, stored: Sequence[str], ts: int) -> bool:
     """Whether the ids are exchanged since they were stored; Fatal when they are others."""
-    now = table_ids(ask, statement)
+    now = table_ids(hold, statement)
     if now not in (list(stored), list(reversed(stored))):
         raise Fatal(
             "it is not known whether a partition was exchanged",

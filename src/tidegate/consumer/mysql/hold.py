@@ -25,6 +25,7 @@ from typing import Any, Final
 import pymysql
 
 from tidegate.consumer.mysql.described import describe
+from tidegate.consumer.mysql.dialect import DIALECT, Dialect, dialect_of
 from tidegate.consumer.mysql.server_checks import WHICH_SERVER, check_one_server
 from tidegate.consumer.mysql.session import SCHEMA, Connection, MySqlServer, translated
 from tidegate.errors import Fenced, InvalidInput, Retryable
@@ -68,6 +69,8 @@ class Hold:
         self._own: set[int] = set()
         """The server's ids of the connections by which we took the lock, or tried to."""
         self._token = 0
+        self.dialect = Dialect.MARIADB
+        """The kind of the server, as the last connection found it."""
 
     def __str__(self) -> str:
         return f"{self.server}, consumer {self.consumer}"
@@ -85,6 +88,7 @@ class Hold:
         try:
             with self.translating():
                 self._which = self.rows(WHICH_SERVER)[0]
+                self.dialect = dialect_of(*self.rows(DIALECT)[0])
                 yield
         except BaseException:
             self.close()
@@ -96,6 +100,7 @@ class Hold:
         self._control = self.server.connect()
         try:
             with self.translating():
+                self.dialect = dialect_of(*self.rows(DIALECT)[0])
                 yield
         finally:
             self.close()

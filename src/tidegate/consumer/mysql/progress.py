@@ -80,7 +80,7 @@ class Progress:
         """
         hold, target = self.hold, str(self.hold.server)
         with hold.taking():
-            check_server(hold.rows, target)
+            check_server(hold.rows, hold.dialect, target)
             for statement in TABLES:
                 hold.execute(statement)
             check_engine(hold.rows, target)

@@ -43,12 +43,13 @@ def recast(hold: Hold, table: tuple[str, str], old: str, new: str, change: Chang
     """
     place, known = qualified(*table), qualified(SCHEMA, hold.scratch)
     before, after = change.before, change.after
+    old_type, new_type = type_text(before, hold.dialect), type_text(after, hold.dialect)
     digest = f"UNHEX(SHA2({_digested(before, quoted(old))}, 256))"
     # A run that died may have left it, with the values of another column.
     hold.run_ddl(f"DROP TABLE IF EXISTS {known}")
     hold.run_ddl(
         f"CREATE TABLE {known} (digest BINARY(32) PRIMARY KEY,"
-        f" old {type_text(before)} NULL, new {type_text(after)} NULL) ENGINE=InnoDB"
+        f" old {old_type} NULL, new {new_type} NULL) ENGINE=InnoDB"
     )
     hold.run_ddl(
         f"INSERT INTO {known} (digest, old) SELECT {digest}, {quoted(old)} FROM {place}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from tidegate.consumer.applying.target import Name
 from tidegate.consumer.ddl import ddl_steps
 from tidegate.consumer.ddl.ddl_steps import REPEAT
+from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.statements import (
     AlterTable,
     CreateTable,
@@ -26,7 +27,9 @@ from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal
 
 
-def statements(step: ddl_steps.Step, known: dict[Name, Definition]) -> list[Statement]:
+def statements(
+    step: ddl_steps.Step, known: dict[Name, Definition], dialect: Dialect = Dialect.MARIADB
+) -> list[Statement]:
     """The statements of a step; `known` is changed to what it is after it. Fatal when the target cannot do
     it.
     """
@@ -34,7 +37,7 @@ def statements(step: ddl_steps.Step, known: dict[Name, Definition]) -> list[Stat
         case ddl_steps.Create(made):
             held = known.get((made.schema, made.table))
             known[made.schema, made.table] = made
-            return _created(made, held)
+            return _created(made, held, dialect)
         case ddl_steps.Drop(schema, table):
             return (
                 [Repeatable(f"DROP TABLE IF EXISTS {qualified(schema, table)}")]
@@ -45,21 +48,21 @@ def statements(step: ddl_steps.Step, known: dict[Name, Definition]) -> list[Stat
             held, new = known.pop((schema, table)), (made.schema, made.table)
             moved = replace(held, schema=made.schema, table=made.table)
             known[new] = made if held.arrow_schema == made.arrow_schema else moved
-            changes = alterations(moved, made, None) if known[new] is made else []
+            changes = alterations(moved, made, None, dialect=dialect) if known[new] is made else []
             first: list[Statement] = [create_schema(made.schema), RenameTable((schema, table), new)]
             return [*first, *(AlterTable(new, text) for text in changes)]
         case ddl_steps.Rewrite(made, sources, _):
             name = made.schema, made.table
             filled = recasts(sources)
-            texts = alterations(known[name], made, sources, filled)
+            texts = alterations(known[name], made, sources, filled, dialect=dialect)
             known[name] = made
             # The old column is dropped or renamed only after the new one is filled: until then a restart can
             # convert its values again.
-            first = [AlterTable(name, added_columns(made, filled))] if filled else []
+            first = [AlterTable(name, added_columns(made, filled, dialect))] if filled else []
             return [*first, *_recasts(name, sources, filled), *(AlterTable(name, text) for text in texts)]
         case ddl_steps.Redefine(made, _):
             name = made.schema, made.table
-            texts = alterations(known[name], made, None)
+            texts = alterations(known[name], made, None, dialect=dialect)
             known[name] = made
             return [AlterTable(name, text) for text in texts]
         case ddl_steps.Nothing(_):
@@ -73,7 +76,7 @@ def statements(step: ddl_steps.Step, known: dict[Name, Definition]) -> list[Stat
             return [SwapRows((schema, table), members, new, stored, validated)]
         case ddl_steps.Restore(made, _):
             raise refused(made.name, "rows that a database has dropped do not come back")
-        case ddl_steps.Replay(_, query, _, _):
+        case ddl_steps.Replay(query=query):
             raise AssertionError(f"see `replay`: {query}")
         case ddl_steps.Refuse(why):
             raise AssertionError(f"refused before any step: {why}")
@@ -87,9 +90,9 @@ def _recasts(name: Name, sources: tuple[ddl_steps.Source, ...], filled: dict[str
     ]
 
 
-def _created(made: Definition, held: Definition | None) -> list[Statement]:
-    text = create_table(made)
-    if held is not None and create_table(held) == text:
+def _created(made: Definition, held: Definition | None, dialect: Dialect) -> list[Statement]:
+    text = create_table(made, dialect)
+    if held is not None and create_table(held, dialect) == text:
         return [Repeatable(f"TRUNCATE TABLE {qualified(made.schema, made.table)}")]
     gone: list[Statement] = []
     if held is not None:

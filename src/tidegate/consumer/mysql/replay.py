@@ -15,6 +15,7 @@ from tidegate.consumer.applying.target import Name
 from tidegate.consumer.ddl import sql_replay
 from tidegate.consumer.ddl.ddl_steps import Replay
 from tidegate.consumer.mysql import exchange, found
+from tidegate.consumer.mysql.dialect import COLLATIONS, Dialect
 from tidegate.consumer.mysql.found import Found
 from tidegate.consumer.mysql.literals import quoted
 from tidegate.consumer.mysql.progress import Progress
@@ -27,7 +28,7 @@ from tidegate.consumer.mysql.statements import (
     Statement,
     create_schema,
 )
-from tidegate.consumer.mysql.tables import COLLATIONS, qualified
+from tidegate.consumer.mysql.tables import qualified
 from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal
 from tidegate.model.timestamp import physical_ms
@@ -59,6 +60,11 @@ class Tables:
 
     def __init__(self, progress: Progress, *, adopting: bool) -> None:
         self._hold, self._kept, self.adopting = progress.hold, progress.definitions, adopting
+
+    @property
+    def dialect(self) -> Dialect:
+        """The kind of the server."""
+        return self._hold.dialect
 
     def there(self, name: Name) -> bool:
         """Whether any object has this name."""
@@ -173,7 +179,7 @@ def replayed(step: Replay, known: dict[Name, Definition], tables: Tables, *, beg
 
     match step.statement:
         case sql_replay.CreateSchema(schema, options):
-            made.statements = [create_schema(schema, with_collations(options))]
+            made.statements = [create_schema(schema, with_collations(options, tables.dialect))]
         case sql_replay.DropSchema(schema):
             made.statements = _drop_schema(schema, known, tables)
             for name in [name for name in known if name[0] == schema]:
@@ -190,7 +196,7 @@ def replayed(step: Replay, known: dict[Name, Definition], tables: Tables, *, beg
             if not begun and tables.there(name):
                 known[name] = tables.adopt(name, step.ts)
                 return made
-            text = f"LIKE {qualified(*like)}" if like is not None else with_collations(body)
+            text = f"LIKE {qualified(*like)}" if like is not None else with_collations(body, tables.dialect)
             whole = f"CREATE TABLE {qualified(*name)} {text}"
             made.statements = [create_schema(name[0]), CreateTable(name, whole)]
             known[name] = _unread(name, adopted=False)
@@ -216,7 +222,7 @@ def replayed(step: Replay, known: dict[Name, Definition], tables: Tables, *, beg
             for partition in exchange.truncated(changes):
                 tables.partition_name(name, partition, "truncated")
             if changes:
-                made.statements = [AlterTable(name, with_collations(changes))]
+                made.statements = [AlterTable(name, with_collations(changes, tables.dialect))]
             if new is not None and new != name:
                 _renamed(name, new, table, known, made)
         case sql_replay.ExchangePartition(name, partition, other):
@@ -243,8 +249,10 @@ def after_skipped(step: Replay, known: dict[Name, Definition], tables: Tables) -
     return made
 
 
-def with_collations(text: str) -> str:
+def with_collations(text: str, dialect: Dialect) -> str:
     """SQL with the target's names for collations whose names differ in TiDB."""
+    if dialect is not Dialect.MARIADB:
+        return text
     return _COLLATION.sub(lambda one: one[1] or COLLATIONS[one[2].lower()], text)
 
 

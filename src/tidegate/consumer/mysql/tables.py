@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tidegate.consumer.ddl.ddl_steps import Source
+from tidegate.consumer.mysql.dialect import Dialect, collation_at, default_of_text
 from tidegate.consumer.mysql.literals import MySqlValues, literals, quoted
 from tidegate.consumer.table.definition import Definition, target_column
 from tidegate.consumer.table.modify import WIRE_TYPES
@@ -26,11 +27,6 @@ from tidegate.tidb.value import fsp, missing, present
 
 AUTO_INCREMENT: Final = 512
 ZEROFILL: Final = 64
-COLLATIONS: Final = {
-    "utf8mb4_0900_ai_ci": "utf8mb4_uca1400_nopad_ai_ci",
-    "utf8mb4_0900_bin": "utf8mb4_nopad_bin",
-}
-"""MariaDB's names, by TiDB's, of the collations of Unicode 9 without padding."""
 _WHOLE: Final = (Kind.INT, Kind.UINT)
 CONVERSIONS: Final = frozenset(
     {
@@ -59,10 +55,10 @@ def qualified(schema: str, table: str) -> str:
     return f"{quoted(schema)}.{quoted(table)}"
 
 
-def create_table(made: Definition) -> str:
+def create_table(made: Definition, dialect: Dialect = Dialect.MARIADB) -> str:
     """CREATE TABLE for an empty table with this definition."""
     described = _described(made)
-    parts = [f"{quoted(column.name)} {column_text(column)}" for column in described.columns]
+    parts = [f"{quoted(column.name)} {column_text(column, dialect)}" for column in described.columns]
     names = _names(made)
     parts += [_index_text(index, names) for index in _indexes(made, described).values()]
     head = f"CREATE TABLE {qualified(made.schema, made.table)} (\n  "
@@ -83,11 +79,11 @@ def recasts(sources: tuple[Source, ...]) -> dict[str, str]:
     }
 
 
-def added_columns(made: Definition, filled: Mapping[str, str]) -> str:
+def added_columns(made: Definition, filled: Mapping[str, str], dialect: Dialect) -> str:
     """The changes for ALTER TABLE that add the columns of `recasts`."""
     columns = {column.name: column for column in _described(made).columns}
     return ", ".join(
-        f"ADD COLUMN {quoted(new)} {type_text(columns[name])} NULL" for name, new in filled.items()
+        f"ADD COLUMN {quoted(new)} {type_text(columns[name], dialect)} NULL" for name, new in filled.items()
     )
 
 
@@ -96,6 +92,8 @@ def alterations(
     made: Definition,
     sources: tuple[Source, ...] | None,
     filled: Mapping[str, str] | None = None,
+    *,
+    dialect: Dialect,
 ) -> list[str]:
     """The changes for ALTER TABLE that turn `held` into `made`, a text for each statement; often none.
 
@@ -122,10 +120,10 @@ def alterations(
     order = [name for name in was if name in stays]
     later = []
     for at, column in enumerate(after.columns):
-        source, text = taken[column.name], column_text(column)
+        source, text = taken[column.name], column_text(column, dialect)
         place = " FIRST" if at == 0 else f" AFTER {quoted(after.columns[at - 1].name)}"
         if source is None:
-            first = column_text(column, fill=True)
+            first = column_text(column, dialect, fill=True)
             later += [f"MODIFY COLUMN {quoted(column.name)} {text}"] if first != text else []
             parts.append(f"ADD COLUMN {quoted(column.name)} {first}{place}")
             order.insert(at, column.name)
@@ -136,7 +134,7 @@ def alterations(
         if moved:
             order.remove(source)
             order.insert(at, source)
-        if moved or source != column.name or column_text(was[source]) != text:
+        if moved or source != column.name or column_text(was[source], dialect) != text:
             name = f"CHANGE COLUMN {quoted(source)} {quoted(column.name)}"
             parts.append(f"{name} {text}{place if moved else ''}")
     names = _names(made)
@@ -144,16 +142,18 @@ def alterations(
     return [", ".join(one) for one in (parts, later) if one]
 
 
-def column_text(column: Column, fill: bool = False) -> str:
+def column_text(column: Column, dialect: Dialect = Dialect.MARIADB, *, fill: bool = False) -> str:
     """Type and attributes of a column. `fill`: the default is the value for rows older than the column."""
-    parts = [type_text(column)]
+    parts = [type_text(column, dialect)]
     parts.append("NULL" if column.nullable else "NOT NULL")
     default = _fill_text(column) if fill else _default_text(column)
+    if default and column.mysql_type in (*_TEXTS, _JSON, _VECTOR):
+        default = default_of_text(dialect, default)
     parts += [f"DEFAULT {default}"] if default else []
     return " ".join(parts)
 
 
-def type_text(column: Column) -> str:
+def type_text(column: Column, dialect: Dialect = Dialect.MARIADB) -> str:
     """The type of a column, with its charset."""
     kind = column.mysql_type
     if kind in _INTEGERS:
@@ -172,17 +172,17 @@ def type_text(column: Column) -> str:
         return "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
     if kind in (_ENUM, _SET):
         names = ",".join("'" + name.replace("\\", "\\\\").replace("'", "''") + "'" for name in column.elems)
-        return f"{'ENUM' if kind == _ENUM else 'SET'}({names}){_charset(column)}"
+        return f"{'ENUM' if kind == _ENUM else 'SET'}({names}){_charset(column, dialect)}"
     if column.kind is Kind.BYTES:
         return _BLOBS.get(kind) or f"{'BINARY' if kind == _CHAR else 'VARBINARY'}({column.flen})"
-    return (_TEXTS.get(kind) or f"{'CHAR' if kind == _CHAR else 'VARCHAR'}({column.flen})") + _charset(column)
+    text = _TEXTS.get(kind) or f"{'CHAR' if kind == _CHAR else 'VARCHAR'}({column.flen})"
+    return text + _charset(column, dialect)
 
 
-def _charset(column: Column) -> str:
+def _charset(column: Column, dialect: Dialect) -> str:
     if column.charset in ("", "binary"):
         return ""
-    collation = COLLATIONS.get(column.collate, column.collate)
-    return f" CHARACTER SET {column.charset} COLLATE {collation}"
+    return f" CHARACTER SET {column.charset} COLLATE {collation_at(dialect, column.collate)}"
 
 
 def _default_text(column: Column) -> str:

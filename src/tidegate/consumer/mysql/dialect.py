@@ -1,0 +1,41 @@
+"""The kinds of servers behind a `mysql://` address, and where their SQL differs. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class Dialect(StrEnum):
+    """A kind of server. The values are its names for people."""
+
+    MARIADB = "MariaDB"
+    MYSQL = "MySQL"
+    TIDB = "TiDB"
+
+
+DIALECT: Final = "SELECT @@version, @@version_comment"
+"""The query for `dialect_of`. Both, because TiDB's version can be set to any text."""
+COLLATIONS: Final = {
+    "utf8mb4_0900_ai_ci": "utf8mb4_uca1400_nopad_ai_ci",
+    "utf8mb4_0900_bin": "utf8mb4_nopad_bin",
+}
+"""MariaDB's names, by TiDB's, of the collations of Unicode 9 without padding."""
+
+
+def dialect_of(version: str, comment: str) -> Dialect:
+    """The kind of a server, by the answer to `DIALECT`."""
+    said = f"{version} {comment}".lower()
+    if "tidb" in said:
+        return Dialect.TIDB
+    return Dialect.MARIADB if "mariadb" in said else Dialect.MYSQL
+
+
+def collation_at(dialect: Dialect, collation: str) -> str:
+    """The server's name for one of TiDB's collations."""
+    return COLLATIONS.get(collation, collation) if dialect is Dialect.MARIADB else collation
+
+
+def default_of_text(dialect: Dialect, literal: str) -> str:
+    """The DEFAULT of a TEXT or BLOB column: MySQL takes no literal there, but an expression."""
+    return f"({literal})" if dialect is Dialect.MYSQL else literal
