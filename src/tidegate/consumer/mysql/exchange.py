@@ -42,7 +42,7 @@ MOVED: Final = "moved"
 """Evidence of `SwapRows`: the transaction that moves the rows has committed."""
 _TRUNCATED: Final = re.compile(r"\s*TRUNCATE\s+PARTITION\s+(.+)", re.IGNORECASE | re.DOTALL)
 _NAMES: Final = "SELECT " + ", ".join(["CAST(CONVERT(%s USING filename) AS BINARY)"] * 5)
-"""Names as InnoDB writes them: `a-b` is a@002db. MySQL does not offer this charset: see `in_file_name`."""
+"""Names as InnoDB writes them: `a-b` is a@002db. MySQL does not offer this charset."""
 
 
 # --- tables with partitions
@@ -73,29 +73,8 @@ def partition_name(ask: Ask, name: Name, partition: str, change: str = "exchange
 
 def table_ids(hold: Hold, statement: ExchangePartition) -> list[str]:
     """InnoDB's id of the partition and of the other table; Fatal when one of them is not found."""
-    ask, names = hold.rows, (*statement.name, statement.partition, *statement.other)
-    folds = ask("SELECT @@lower_case_table_names")[0][0]
-    if hold.dialect is Dialect.MARIADB:
-        encoded = [text.decode() for text in ask(_NAMES, *names)[0]]
-    else:
-        encoded = list(map(in_file_name, names))
-    schema, table, partition, *other = encoded
-    owner, single = f"{schema}/{table}", "/".join(other)
-    if folds:
-        owner, single = owner.lower(), single.lower()
-    # MySQL 8 has no SYS in the name, and `#p#` in lower case.
-    (view,) = ask(
-        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA='information_schema'"
-        " AND TABLE_NAME IN ('INNODB_SYS_TABLES', 'INNODB_TABLES')"
-    )[0]
-    rows = ask(
-        f"SELECT CAST(NAME AS BINARY), TABLE_ID FROM information_schema.{view}"
-        " WHERE SUBSTRING_INDEX(NAME, '#', 1) IN (%s, %s)",
-        *(owner, single),
-    )
-    by_name = {text.decode(): str(number) for text, number in rows}
-    found = [number for text, number in by_name.items() if _is_partition(text, owner, partition)]
-    if len(found) != 1 or single not in by_name:
+    found = _of_innodb(hold, statement)
+    if len(found) != 2:
         raise Fatal(
             "InnoDB's ids of a partition and a table are not found",
             where=f"table {'.'.join(statement.name)}, partition {statement.partition}, and table "
@@ -104,18 +83,46 @@ def table_ids(hold: Hold, statement: ExchangePartition) -> list[str]:
             fix="check that both tables are InnoDB tables without subpartitions; then exchange the partition "
             "at the target, and start with --skip-ddl",
         )
-    return [found[0], by_name[single]]
+    return found
+
+
+def _of_innodb(hold: Hold, statement: ExchangePartition) -> list[str]:
+    ask, names = hold.rows, (*statement.name, statement.partition, *statement.other)
+    if hold.dialect is Dialect.MYSQL:
+        return _of_mysql(ask, names)
+    folds = ask("SELECT @@lower_case_table_names")[0][0]
+    schema, table, partition, *other = [text.decode() for text in ask(_NAMES, *names)[0]]
+    owner, single = f"{schema}/{table}", "/".join(other)
+    if folds:
+        owner, single = owner.lower(), single.lower()
+    rows = ask(
+        "SELECT CAST(NAME AS BINARY), TABLE_ID FROM information_schema.INNODB_SYS_TABLES"
+        " WHERE SUBSTRING_INDEX(NAME, '#', 1) IN (%s, %s)",
+        *(owner, single),
+    )
+    by_name = {text.decode(): str(number) for text, number in rows}
+    found = [number for text, number in by_name.items() if _is_partition(text, owner, partition)]
+    return [found[0], by_name[single]] if len(found) == 1 and single in by_name else []
+
+
+def _of_mysql(ask: Ask, names: Sequence[str]) -> list[str]:
+    """The ids at MySQL, which has another name for the view, and no charset for the names in it."""
+    folds = ask("SELECT @@lower_case_table_names")[0][0]
+    schema, table, partition, other_schema, other = map(in_file_name, names)
+    rows = ask("SELECT CAST(NAME AS BINARY), TABLE_ID FROM information_schema.INNODB_TABLES")
+    found: list[str] = []
+    for text in (f"{schema}/{table}#p#(?i:{partition})", f"{other_schema}/{other}"):
+        pattern = re.compile(text, re.IGNORECASE if folds else 0)
+        ids = [str(number) for name, number in rows if pattern.fullmatch(name.decode())]
+        if len(ids) == 1:  # otherwise two names differ only in letters whose codes are not known
+            found += ids
+    return found
 
 
 def in_file_name(name: str) -> str:
-    """A name as InnoDB writes it, for MySQL, which does not say it.
-
-    InnoDB has shorter codes for many letters outside of ASCII. A name with such a letter is not found then,
-    and its exchange is refused.
-    """
-    return "".join(
-        one if one.isascii() and (one.isalnum() or one == "_") else f"@{ord(one):04x}" for one in name
-    )
+    """A pattern for a name as InnoDB writes it; letters outside of ASCII have codes that we do not know."""
+    known = (one if one.isalnum() or one == "_" else f"@{ord(one):04x}" for one in name if one.isascii())
+    return "".join(next(known) if one.isascii() else "@(?:[0-9A-Za-z]{2}|[0-9a-f]{4})" for one in name)
 
 
 def _is_partition(text: str, owner: str, partition: str) -> bool:
