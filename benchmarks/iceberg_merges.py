@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from benchmarks.show import short, table
 
 from tidegate.consumer.iceberg.lake import IcebergLake
-from tidegate.consumer.iceberg.write_mode import WriteMode
+from tidegate.consumer.lakehouse.write_mode import WriteMode
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("name", pa.string())])
 FILL: Final = 500_000

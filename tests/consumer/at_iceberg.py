@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tidegate.consumer.applying.apply import Applier
-from tidegate.consumer.iceberg import write_mode
 from tidegate.consumer.iceberg.target import IcebergTarget
+from tidegate.consumer.lakehouse import write_mode
 from tidegate.consumer.lakehouse.directory_lock import OWN
 
 

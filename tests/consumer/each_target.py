@@ -24,7 +24,7 @@ from tidegate.consumer.iceberg.catalog import WriterCatalog
 from tidegate.consumer.iceberg.snapshots import newest_position
 from tidegate.consumer.iceberg.tables import Tables
 from tidegate.consumer.iceberg.target import IcebergAddress, IcebergBucketAddress, IcebergTarget
-from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
+from tidegate.consumer.lakehouse.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.parquet.address import LogAddress, LogBucketAddress

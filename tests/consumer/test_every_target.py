@@ -21,7 +21,7 @@ from tests.consumer.each_target import (
 )
 from tests.consumer.story import STORY, do, done_at, position, resume, settled, state_at
 from tidegate.consumer.applying.target import NetChanges, TableChanges, Target
-from tidegate.consumer.iceberg.write_mode import WriteMode
+from tidegate.consumer.lakehouse.write_mode import WriteMode
 from tidegate.errors import Fatal, Fenced, InvalidInput, TidegateError
 
 FIRST_COMMIT = 3

@@ -26,7 +26,6 @@ from tidegate.consumer.applying.target import TableChanges
 from tidegate.consumer.ddl.ddl_steps import Create, Source
 from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.iceberg import catalog as of_catalog
-from tidegate.consumer.iceberg import compaction as of_compaction
 from tidegate.consumer.iceberg import index as of_index
 from tidegate.consumer.iceberg import manifests as of_manifests
 from tidegate.consumer.iceberg import table_files as of_files
@@ -36,6 +35,7 @@ from tidegate.consumer.iceberg.lake import IcebergLake
 from tidegate.consumer.iceberg.maintenance import Tidying
 from tidegate.consumer.iceberg.snapshots import open_snapshot
 from tidegate.consumer.iceberg.target import IcebergTarget
+from tidegate.consumer.lakehouse import compaction as of_compaction
 from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.table.convert import TargetColumn
 from tidegate.consumer.table.definition import ROWID, Definition, from_info

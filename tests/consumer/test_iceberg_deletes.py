@@ -25,15 +25,16 @@ from tidegate.cli.consumer import app
 from tidegate.consumer.applying.net_effect import BagEffect
 from tidegate.consumer.applying.target import TableChanges
 from tidegate.consumer.ddl.ddl_steps import Create
-from tidegate.consumer.iceberg import compaction, position_deletes, table_files
+from tidegate.consumer.iceberg import position_deletes, table_files
 from tidegate.consumer.iceberg.data_files import Touched
 from tidegate.consumer.iceberg.maintenance import Tidying
 from tidegate.consumer.iceberg.partitions import values_of
 from tidegate.consumer.iceberg.snapshots import open_snapshot
 from tidegate.consumer.iceberg.table_files import DELETES_MAX, TableFiles
 from tidegate.consumer.iceberg.target import IcebergTarget
-from tidegate.consumer.iceberg.write_mode import TINY_BYTES, WORN, WriteMode, rewrites
+from tidegate.consumer.lakehouse import compaction
 from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.lakehouse.write_mode import TINY_BYTES, WORN, WriteMode, rewrites
 from tidegate.consumer.table.partition_spec import PartitionField, Transform
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.errors import Fatal, InvalidInput
@@ -87,7 +88,7 @@ def test_a_file_is_rewritten_if_that_is_cheap_or_wanted(
     monkeypatch: pytest.MonkeyPatch, mode: WriteMode, lost: int, size: int, expected: bool
 ) -> None:
     deletes_in_small_files(monkeypatch, WORN)
-    monkeypatch.setattr("tidegate.consumer.iceberg.write_mode.TINY_BYTES", TINY_BYTES)
+    monkeypatch.setattr("tidegate.consumer.lakehouse.write_mode.TINY_BYTES", TINY_BYTES)
     assert rewrites(mode, lost, 1000, size) is expected
 
 

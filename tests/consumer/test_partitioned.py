@@ -31,7 +31,7 @@ from tidegate.consumer.delta import maintenance as delta_maintenance
 from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.iceberg import maintenance as iceberg_maintenance
 from tidegate.consumer.iceberg import snapshots as of_iceberg
-from tidegate.consumer.iceberg.compaction import COMPACT_FILES as ICEBERG_FILES
+from tidegate.consumer.lakehouse.compaction import COMPACT_FILES as ICEBERG_FILES
 from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.selecting.rules import Rules
 from tidegate.consumer.selecting.selection import Selection

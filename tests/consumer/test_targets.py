@@ -9,9 +9,9 @@ import pytest
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
 from tidegate.consumer.engine.watermark import Mode
 from tidegate.consumer.iceberg.target import IcebergBucketAddress
-from tidegate.consumer.iceberg.write_mode import WriteMode
 from tidegate.consumer.job import run
 from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.lakehouse.write_mode import WriteMode
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.running.progress import Listener

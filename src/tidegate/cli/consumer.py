@@ -255,9 +255,9 @@ def run(
     """
     from tidegate.consumer.ddl.schema_changes import SchemaChanges
     from tidegate.consumer.engine.watermark import Mode
-    from tidegate.consumer.iceberg.write_mode import WriteMode
     from tidegate.consumer.job import run
     from tidegate.consumer.lakehouse.upkeep import Upkeep
+    from tidegate.consumer.lakehouse.write_mode import WriteMode
     from tidegate.consumer.reading.fetch_spark import ClusterSettings
     from tidegate.consumer.running.progress import Listener
     from tidegate.consumer.selecting.rules import Rules

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tidegate.codec.registry import has_marks
 from tidegate.consumer.engine.watermark import Mode
-from tidegate.consumer.iceberg.write_mode import WriteMode
 from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.lakehouse.write_mode import WriteMode
 from tidegate.consumer.reading.fetch_spark import ClusterSettings
 from tidegate.consumer.reading.source import Topic
 from tidegate.consumer.selecting.rules import NO_RULES, Rules

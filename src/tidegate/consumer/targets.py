@@ -10,8 +10,8 @@ from tidegate.consumer.applying.target import Address
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
 from tidegate.consumer.iceberg.scheme import BUCKETS as ICEBERG_BUCKETS
 from tidegate.consumer.iceberg.scheme import SCHEME as ICEBERG
-from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.lakehouse.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.mysql.lanes import LANES
 from tidegate.consumer.mysql.session import SCHEMES, MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress

@@ -4,7 +4,7 @@ pyiceberg has clients of its own. They read other variables of the environment, 
 a target could go to another server, or with other credentials. Their errors would have to be translated, too.
 
 An object is written when its file is closed, with one PUT or one multipart upload. Until then its bytes are
-in memory: a data file has at most `data_files.FILE_BYTES` of rows. Names are random and never used again, so
+in memory: a data file has at most `compaction.FILE_BYTES` of rows. Names are random and never used again, so
 no PUT has a condition, and one whose answer is lost may be repeated.
 """
 

@@ -26,15 +26,15 @@ from tidegate.consumer.iceberg import columns as of_columns
 from tidegate.consumer.iceberg.catalog import FILE
 from tidegate.consumer.iceberg.catalogs import AnyWriterCatalog, writer_catalog
 from tidegate.consumer.iceberg.columns import Evolution, stored
-from tidegate.consumer.iceberg.compaction import Compaction, bundles
 from tidegate.consumer.iceberg.data_files import by_key, written
 from tidegate.consumer.iceberg.index import Index
 from tidegate.consumer.iceberg.merging import merged
-from tidegate.consumer.iceberg.partitions import spec_of
+from tidegate.consumer.iceberg.partitions import spec_of, values_of
 from tidegate.consumer.iceberg.table_files import Change, TableFiles
 from tidegate.consumer.iceberg.tables import DROPPED, Tables, Writing, change_columns
-from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
+from tidegate.consumer.lakehouse.compaction import Compactable, Compaction, bundles
 from tidegate.consumer.lakehouse.directory_lock import OWN
+from tidegate.consumer.lakehouse.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.table.partition_spec import Spec
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse.object_store import PROBE
@@ -288,7 +288,9 @@ class IcebergLake:
         Returns whether it did so.
         """
         files = self.tables.files(path)
-        chosen = self._compaction.choose(path, files)
+        chosen = [
+            [files.tasks[at] for at in part] for part in self._compaction.choose(path, _compactable(files))
+        ]
         if not chosen:
             return False
         schema = files.table.schema()
@@ -298,7 +300,7 @@ class IcebergLake:
                 for rows in bundles(files.rows(task, types) for task in by_key(part, schema, keys)):
                     order = [(key, "ascending") for key in keys if not pa.types.is_nested(rows[key].type)]
                     new = _files(writing, (rows.sort_by(order) if order else rows).to_batches())
-                    self._compaction.made(rows, new)
+                    self._compaction.made(rows, [file.file_path for file in new])
                     made += new
             replaced = [task.file for part in chosen for task in part]
             self._commit(writing, files, Change(replaced, made))
@@ -314,6 +316,15 @@ def _name(schema: str, table: str) -> tuple[str, str]:
             fix="leave the schema out of the changefeed, or rename it",
         )
     return schema, table
+
+
+def _compactable(files: TableFiles) -> list[Compactable]:
+    return [
+        Compactable(
+            file.file_path, file.file_size_in_bytes, file.record_count, files.dead(file), values_of(file)
+        )
+        for file in files.data_files
+    ]
 
 
 def _files(writing: Writing, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from tidegate.consumer.iceberg.data_files import Touched, written
 from tidegate.consumer.iceberg.table_files import Change, Lost, TableFiles
 from tidegate.consumer.iceberg.tables import Writing
-from tidegate.consumer.iceberg.write_mode import WriteMode, rewrites
+from tidegate.consumer.lakehouse.write_mode import WriteMode, rewrites
 
 
 def merged(

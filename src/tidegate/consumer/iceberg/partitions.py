@@ -6,7 +6,7 @@ Rust. Here they are computed once for each distinct value of a column, by the fu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,6 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.partitioning import PartitionField as IcebergField
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import (
     BucketTransform,
@@ -147,14 +146,6 @@ class KeyPartitions:
     def may_be_in(self, file: DataFile) -> bool:
         """Whether one of the keys can be in a file."""
         return not self._places or tuple(file.partition[at] for at in self._places) in self._found
-
-
-def by_partition(tasks: Iterable[FileScanTask]) -> list[list[FileScanTask]]:
-    """The files of each partition."""
-    found: dict[tuple[Any, ...], list[FileScanTask]] = {}
-    for task in tasks:
-        found.setdefault(values_of(task.file), []).append(task)
-    return list(found.values())
 
 
 def values_of(file: DataFile) -> tuple[Any, ...]:

@@ -16,11 +16,11 @@ from tidegate.consumer.iceberg.columns import holds
 from tidegate.consumer.iceberg.lake import IcebergLake
 from tidegate.consumer.iceberg.maintenance import Tidying
 from tidegate.consumer.iceberg.snapshots import newest_position, snapshot_in
-from tidegate.consumer.iceberg.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.lakehouse.definition_files import DefinitionFiles
 from tidegate.consumer.lakehouse.directory_lock import OWN, directory_lock, lock_holder
 from tidegate.consumer.lakehouse.lake_target import LakeByHand, LakeTarget
 from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.lakehouse.write_mode import DEFAULT, WriteMode
 from tidegate.consumer.table.definition import Definition
 from tidegate.consumer.table.partition_spec import EVERY_TRANSFORM, Transform
 from tidegate.dispatcher.consistency import Visibility

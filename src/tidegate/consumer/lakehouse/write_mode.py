@@ -1,6 +1,7 @@
-"""How a merge changes the files of an Iceberg table. Pure, and needs no pyiceberg.
+"""How a merge changes data files: it rewrites them, or notes which of their rows are deleted. Pure.
 
-The names are those of Iceberg's table properties `write.update.mode` and `write.delete.mode`.
+Iceberg notes deleted rows in delete files, Delta in deletion vectors. The names are those of Iceberg's table
+properties `write.update.mode` and `write.delete.mode`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ class WriteMode(StrEnum):
     """How rows are removed from a data file."""
 
     MERGE_ON_READ = "merge-on-read"
-    """A file that loses few rows stays, and a delete file has their positions."""
+    """A file that loses few rows stays, and another file has their positions."""
     COPY_ON_WRITE = "copy-on-write"
     """Each file that loses a row is rewritten."""
 
 
 DEFAULT: Final = WriteMode.MERGE_ON_READ
+"""Iceberg's."""
 WORN: Final = 0.25
 """The share of a data file's rows from which on it is rewritten: lost in one commit, or dead in total. So a
 changed row costs at most about three rows that are copied."""

@@ -8,18 +8,16 @@ below one half: the changes that would bring it there pay for rewriting the whol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-from pyiceberg.manifest import DataFile
-from pyiceberg.table import FileScanTask
 
-from tidegate.consumer.iceberg.data_files import FILE_BYTES
-from tidegate.consumer.iceberg.partitions import by_partition
-from tidegate.consumer.iceberg.table_files import TableFiles
-from tidegate.consumer.iceberg.write_mode import WriteMode, is_worn
+from tidegate.consumer.lakehouse.write_mode import WriteMode, is_worn
 
+FILE_BYTES: Final = 64 << 20
+"""Bytes of a data file's rows in memory."""
 COMPACT_FILES: Final = 10
 """If a partition has more small data files than this, they become one before the next snapshot is named."""
 SMALL_BYTES: Final = 4 << 20
@@ -31,6 +29,19 @@ COPIED_MAX: Final = 4
 CLEANED_FILES: Final = 10
 """Files with dead rows that are rewritten before a snapshot if the write mode is copy-on-write: they are left
 from the time when it was the other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compactable:
+    """A data file of a table, as far as the choice depends on it."""
+
+    name: str
+    size: int
+    """Bytes on disk."""
+    rows: int
+    dead: int
+    """How many of them are deleted."""
+    partition: Hashable
 
 
 class Compaction:
@@ -53,48 +64,53 @@ class Compaction:
         """Forget a table that was removed."""
         self._credit.pop(path, None)
 
-    def choose(self, path: str, files: TableFiles) -> list[list[FileScanTask]]:
-        """The data files to rewrite, those of one partition together."""
-        small = [task for task in files.tasks if self._is_small(task.file)]
-        crowded = [part for part in by_partition(small) if len(part) > COMPACT_FILES]
-        chosen = {task.file.file_path for part in crowded for task in part}
-        worn = [task for task in self._worn(path, files) if task.file.file_path not in chosen]
-        return crowded + by_partition(worn)
+    def choose(self, path: str, files: Sequence[Compactable]) -> list[list[int]]:
+        """The places of the data files to rewrite, those of one partition together."""
+        small = [at for at, file in enumerate(files) if self._is_small(file)]
+        crowded = [part for part in _by_partition(files, small) if len(part) > COMPACT_FILES]
+        chosen = {at for part in crowded for at in part}
+        worn = [at for at in self._worn(path, files) if at not in chosen]
+        return crowded + _by_partition(files, worn)
 
-    def _worn(self, path: str, files: TableFiles) -> list[FileScanTask]:
+    def _worn(self, path: str, files: Sequence[Compactable]) -> list[int]:
         """Files of which too many rows are dead, the worst first."""
-        dead = [files.dead(task.file) for task in files.tasks]
-        share = [dead[at] / max(1, task.file.record_count) for at, task in enumerate(files.tasks)]
-        worst = sorted((at for at, count in enumerate(dead) if count), key=share.__getitem__, reverse=True)
+        share = [file.dead / max(1, file.rows) for file in files]
+        worst = sorted((at for at, one in enumerate(share) if one), key=share.__getitem__, reverse=True)
         # Taken out: what no file needs now is not saved for later (see below).
         credit = self._credit.pop(path, 0)
         if self._mode is WriteMode.COPY_ON_WRITE:
-            return [files.tasks[at] for at in worst[:CLEANED_FILES]]
-        found = list[FileScanTask]()
+            return worst[:CLEANED_FILES]
+        found = list[int]()
         for at in worst:
-            rows = files.tasks[at].file.record_count
-            if not is_worn(dead[at], rows):
+            if not is_worn(files[at].dead, files[at].rows):
                 break
-            copied = rows - dead[at]
+            copied = files[at].rows - files[at].dead
             if copied > credit:
                 # It waits until more rows are dead. Credit that no file waits for is not kept, because it
                 # would pay for many files at once.
                 self._credit[path] = credit
                 break
             credit -= copied
-            found.append(files.tasks[at])
+            found.append(at)
         return found
 
-    def _is_small(self, file: DataFile) -> bool:
+    def _is_small(self, file: Compactable) -> bool:
         """Whether to merge it with others. A full file may be small on disk, if its rows compress well."""
         if len(self._full) > FULL_MAX:
             self._full.clear()
-        return file.file_size_in_bytes < SMALL_BYTES and file.file_path not in self._full
+        return file.size < SMALL_BYTES and file.name not in self._full
 
-    def made(self, rows: pa.Table, files: Iterable[DataFile]) -> None:
+    def made(self, rows: pa.Table, names: Collection[str]) -> None:
         """Note the files that compaction has written with these rows."""
         if rows.nbytes >= FILE_BYTES:
-            self._full |= {file.file_path for file in files}
+            self._full |= set(names)
+
+
+def _by_partition(files: Sequence[Compactable], places: Iterable[int]) -> list[list[int]]:
+    found: dict[Hashable, list[int]] = {}
+    for at in places:
+        found.setdefault(files[at].partition, []).append(at)
+    return list(found.values())
 
 
 def bundles(files: Iterable[pa.Table]) -> Iterator[pa.Table]:
