@@ -44,9 +44,14 @@ def configuration(schema: pa.Schema, partition_by: Sequence[str] = ()) -> dict[s
     Partition columns have no statistics: Spark refuses a table that asks for them.
     """
     stored = [field for field in schema if field.name not in partition_by]
-    safe = [f.name for f in stored if f.type in _STATS_SAFE and _PLAIN_NAME.fullmatch(f.name)]
+    safe = [field.name for field in stored if has_statistics(field)]
     settings = {"delta.enableExpiredLogCleanup": "false", "delta.dataSkippingNumIndexedCols": "0"}
     return settings | ({"delta.dataSkippingStatsColumns": ",".join(safe)} if safe else {})
+
+
+def has_statistics(field: pa.Field) -> bool:
+    """Whether data files have statistics of a column, unless it is a partition column."""
+    return field.type in _STATS_SAFE and _PLAIN_NAME.fullmatch(field.name) is not None
 
 
 def committed_by_another(error: Exception) -> bool:

@@ -19,6 +19,8 @@ from urllib.parse import unquote
 
 import orjson
 
+from tidegate.sink.lakehouse.deletion_vectors import Vector
+
 LOG_FILE: Final = re.compile(r"(\d{20})\..*")
 """The name of a file of the log that belongs to a version."""
 
@@ -42,15 +44,23 @@ class FileHistory:
     def __init__(self) -> None:
         self.version = -1
         """The version up to which the log was read; -1: nothing was read."""
+        self._users: dict[str, set[str]] = {}
+        """By the file of deletion vectors, the data files whose vector is in it."""
         self._since: dict[str, int] = {}
         self._past: dict[str, list[Life]] = {}
 
-    def begin(self, version: int, files: Iterable[str], at: float) -> None:
+    def begin(
+        self, version: int, files: Iterable[str], at: float, vectors: Iterable[tuple[str, str]] = ()
+    ) -> None:
         """Set the files of a version that was read from a checkpoint: the first one, or one after a gap.
 
-        No version inside a gap is needed, so it does not matter where in it a file was added or removed.
+        `vectors`: files of deletion vectors, each with a data file whose vector is in it. No version inside
+        a gap is needed, so it does not matter where in it a file was added or removed.
         """
-        now = set(files)
+        self._users = {}
+        for vector, name in vectors:
+            self._users.setdefault(vector, set()).add(name)
+        now = {*files, *self._users}
         for name in self._since.keys() - now:
             self._end(name, version, at)
         for name in now - self._since.keys():
@@ -58,8 +68,17 @@ class FileHistory:
             self._since[name] = self.version + 1
         self.version = version
 
-    def commit(self, version: int, actions: Sequence[tuple[str, bool]], at: float) -> None:
-        """Apply the next version. `actions`: file names, with whether they are added, in the log's order."""
+    def commit(
+        self,
+        version: int,
+        actions: Sequence[tuple[str, bool]],
+        at: float,
+        vectors: Sequence[tuple[str, str, bool]] = (),
+    ) -> None:
+        """Apply the next version. `actions`: file names, with whether they are added, in the log's order.
+
+        `vectors`: the same for deletion vectors, each with its file and the data file that has it.
+        """
         assert version == self.version + 1, "a commit was left out"
         # First all removals: a file that a commit removes and adds again is part of its version.
         for name, added in actions:
@@ -68,7 +87,23 @@ class FileHistory:
         for name, added in actions:
             if added:
                 self._since.setdefault(name, version)
+        self._commit_vectors(version, vectors, at)
         self.version = version
+
+    def _commit_vectors(self, version: int, vectors: Sequence[tuple[str, str, bool]], at: float) -> None:
+        """A file of vectors is needed as long as a data file has one of them."""
+        for vector, name, added in vectors:
+            users = self._users.get(vector)
+            if not added and users is not None:
+                users.discard(name)
+        for vector, name, added in vectors:
+            if added:
+                self._users.setdefault(vector, set()).add(name)
+                self._since.setdefault(vector, version)
+        for vector in {vector for vector, _, added in vectors if not added}:
+            if not self._users.get(vector):
+                self._users.pop(vector, None)
+                self._end(vector, version, at)
 
     def _end(self, name: str, version: int, at: float) -> None:
         since = self._since.pop(name, None)
@@ -120,6 +155,18 @@ def actions_of(commit: bytes) -> list[tuple[str, bool]]:
             action = orjson.loads(line)
             added = "add" in action
             found.append((unquote(action["add" if added else "remove"]["path"]), added))
+    return found
+
+
+def vectors_of(commit: bytes) -> list[tuple[str, str, bool]]:
+    """The deletion vectors that a commit's lines name: the file, the data file, whether it is added."""
+    found = []
+    for line in commit.splitlines():
+        if line.startswith((b'{"add"', b'{"remove"')) and b'"deletionVector":{' in line:
+            action = orjson.loads(line)
+            added = "add" in action
+            held = action["add" if added else "remove"]
+            found.append((Vector.from_json(held["deletionVector"]).file, unquote(held["path"]), added))
     return found
 
 

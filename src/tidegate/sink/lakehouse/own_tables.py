@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 from urllib.parse import unquote
@@ -48,8 +48,9 @@ _SHOWN: Final = 5
 class OwnTables:
     """The tables of one target, by path below its root. Threads may use different tables at once."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, begun_with: Mapping[str, str]) -> None:
+        """`begun_with`: properties of the table of snapshots of a new target."""
+        self._store, self._begun_with = store, begun_with
         self._tables = OpenTables(store)
         self._takeover = Takeover(store, self._tables)
         self._versions: dict[str, int] = {}
@@ -108,6 +109,7 @@ class OwnTables:
 
     def _begin(self, path: str, schema: pa.Schema, identity: str, partition_by: Sequence[str] = ()) -> None:
         self._store.make_folder(path)
+        more = self._begun_with if path == SNAPSHOTS else {}
         # A writer that was killed before its first commit has left at most an empty log.
         entries = entries_of(self._store, path)
         if any(name != "_delta_log" for name in entries) or self.exists(path):
@@ -123,7 +125,7 @@ class OwnTables:
                     self._store.uri(path),
                     schema=schema,
                     partition_by=list(partition_by),
-                    configuration={MARK: identity} | configuration(schema, partition_by),
+                    configuration={MARK: identity, **more} | configuration(schema, partition_by),
                     storage_options=self._store.options,
                     post_commithook_properties=HOOKS,
                     raise_if_key_not_exists=False,
@@ -279,3 +281,13 @@ def listed(names: Sequence[str]) -> str:
     """The first names as text for an error, with the number of the others."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def deleted_already(where: str) -> Fatal:
+    """The error for a version some of whose files are deleted."""
+    return Fatal(
+        "rows that are to come back are deleted already",
+        where=where,
+        why="the table's version is older than the target's retention",
+        fix="start a new target directory; a longer --retention-hours keeps them",
+    )

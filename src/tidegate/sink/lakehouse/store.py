@@ -172,7 +172,7 @@ class DiskStore:
 
     def create(self, key: str, data: bytes) -> bool:
         file = self.root / key
-        if file.exists():  # no other process writes: see the class
+        if file.exists():
             return False
         file.parent.mkdir(parents=True, exist_ok=True)
         fresh = file.with_suffix(".new")
@@ -181,8 +181,7 @@ class DiskStore:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
-        fresh.replace(file)
-        return True
+        return _named(fresh, file)
 
     def append(self, name: str, line: bytes) -> None:
         """Cuts off a torn last line of an earlier crash first."""
@@ -299,6 +298,20 @@ class DiskStore:
 
     def trouble(self, error: Exception, key: str) -> Exception:
         return error
+
+
+def _named(fresh: Path, file: Path) -> bool:
+    """Give a file its name unless another one has it, even if another program creates it at this moment."""
+    try:
+        os.link(fresh, file)
+    except FileExistsError:
+        fresh.unlink()
+        return False
+    except OSError:  # the file system has no links
+        fresh.replace(file)
+        return True
+    fresh.unlink()
+    return True
 
 
 def said(error: BaseException) -> str:

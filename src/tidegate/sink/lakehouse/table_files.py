@@ -1,4 +1,4 @@
-"""Deletes the files of a table that no needed version has: data files, and files of its log.
+"""Deletes files of a table that no needed version has: data files, deletion vectors, and files of its log.
 
 Nothing here writes to a Delta table, so its version does not change. Every file that is deleted is needed by
 nothing, whatever the order, so a kill at any step leaves too many files, never too few. The work is done in
@@ -12,22 +12,32 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tidegate.sink.lakehouse.delta_log import FileHistory, actions_of, checkpoints, needless
+from tidegate.sink.lakehouse.delta_log import FileHistory, actions_of, checkpoints, needless, vectors_of
 from tidegate.sink.lakehouse.store import Store
 
 COMMITS_A_PIECE: Final = 100
 FILES_A_PIECE: Final = 200
+_OURS: Final = (".parquet", ".bin", ".new")
+"""How the names of data files, of files of deletion vectors, and of files that were not written whole end."""
 
 
 class TableFiles:
     """The files of one table. It remembers how far it has read the log, and continues there."""
 
     def __init__(
-        self, store: Store, folder: str, files_at: Callable[[int], list[str]], check: Callable[[], object]
+        self,
+        store: Store,
+        folder: str,
+        files_at: Callable[[int], list[str]],
+        check: Callable[[], object],
+        vectors_at: Callable[[int], list[tuple[str, str]]] = lambda version: [],
     ) -> None:
-        """`files_at`: the data files of a version; `check` raises unless we may delete the table's files."""
+        """`files_at`: the data files of a version; `check` raises unless we may delete the table's files.
+
+        `vectors_at`: the files of deletion vectors of a version, each with a data file that needs it.
+        """
         self._store, self._folder, self._log = store, folder, f"{folder}/_delta_log"
-        self._files_at, self._check = files_at, check
+        self._files_at, self._check, self._vectors_at = files_at, check, vectors_at
         self._history = FileHistory()
         self._swept = False
         """Whether files that no commit names were looked for."""
@@ -73,7 +83,8 @@ class TableFiles:
                 found = self._store.read(f"{self._log}/{history.version + 1:020d}.json")
                 if found is None:
                     break
-                history.commit(history.version + 1, actions_of(found[0]), found[1])
+                lines, at = found
+                history.commit(history.version + 1, actions_of(lines), at, vectors_of(lines))
             else:
                 yield 0
                 continue
@@ -85,7 +96,8 @@ class TableFiles:
             self._begin(behind[0], self._store.files(self._log))
 
     def _begin(self, version: int, times: Mapping[str, float]) -> None:
-        self._history.begin(version, self._files_at(version), _time_of(version, times))
+        files, vectors = self._files_at(version), self._vectors_at(version)
+        self._history.begin(version, files, _time_of(version, times), vectors)
 
     def _unnamed_files(self, oldest: int, before: float) -> list[str]:
         """Files that no version from `oldest` on has: from older versions, or from killed writes."""
@@ -95,7 +107,7 @@ class TableFiles:
         times = {
             name: changed
             for name, changed in self._store.files_below(self._folder).items()
-            if name.endswith(".parquet") and not self._history.knows(name)
+            if name.endswith(_OURS) and not self._history.knows(name)
         }
         found = [name for name, changed in times.items() if changed <= before]
         self._swept = len(found) == len(times)

@@ -22,30 +22,35 @@ The threads of one process may write to different tables at once.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.model.path_part import path_part
 from tidegate.sink.lakehouse import delta_commit
 from tidegate.sink.lakehouse.delta_commit import MARK, configuration
-from tidegate.sink.lakehouse.own_tables import OwnTables, entries_of, files_of, listed
+from tidegate.sink.lakehouse.own_tables import OwnTables, deleted_already, entries_of, files_of, listed
 from tidegate.sink.lakehouse.partition_values import check_rows, columns_of, files_of_fullest, values_of
 from tidegate.sink.lakehouse.snapshot_rows import COMPACT_FILES
 from tidegate.sink.lakehouse.snapshot_table import SnapshotTable
 from tidegate.sink.lakehouse.store import OWN, SNAPSHOTS, DiskStore, Store, store_of, translated
 from tidegate.sink.lakehouse.table_files import TableFiles
+from tidegate.sink.lakehouse.vector_tables import VectorTables, may_have_vectors
 
 USED_PATHS: Final = f"{OWN}/slots"
 """In an object store: an empty object for each path that was ever given to a table. The folder keeps the name
 that earlier releases gave it: in a folder of another name, the paths that they discarded would look unused.
 """
+NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_COLUMNS: Final = pa.schema([pa.field("_tidegate_none", pa.int8())])
 """A Delta table must have at least one column."""
 
@@ -61,8 +66,11 @@ def table_path(schema: str, table: str) -> str:
 class Lakehouse:
     """The Delta tables below one root: a directory, or a prefix in an object store."""
 
-    def __init__(self, root: Path | Store) -> None:
-        """Raises InvalidInput for a directory name that delta-rs cannot open."""
+    def __init__(self, root: Path | Store, begun_with: Mapping[str, str] = NO_PROPERTIES) -> None:
+        """`begun_with`: properties of a new target, which its table of snapshots gets.
+
+        Raises InvalidInput for a directory name that delta-rs cannot open.
+        """
         self.store = store_of(root)
         if isinstance(self.store, DiskStore) and set(str(self.store)) & set("%\\[]^|"):
             raise InvalidInput(
@@ -71,7 +79,9 @@ class Lakehouse:
                 why="one of % \\ [ ] ^ |",
                 fix="choose another directory",
             )
-        self._tables = OwnTables(self.store)
+        self._tables = OwnTables(self.store, begun_with)
+        self.vectors = VectorTables(self.store, self._tables)
+        """The tables whose data files may have deleted rows."""
         self.snapshots = SnapshotTable(self.store, self._tables)
         """The table of snapshots: an append to it is the commit point of the target."""
 
@@ -91,22 +101,19 @@ class Lakehouse:
         """
         if self.exists(SNAPSHOTS):
             if self._tables.mark_of(SNAPSHOTS) is None:
-                raise InvalidInput(
-                    "the target's table of snapshots was not made by this release",
-                    where=self.store.uri(SNAPSHOTS),
-                    why=f"it lacks the table property {MARK}",
-                    fix="choose a new or empty directory",
-                )
+                raise _unmarked(self.store)
             return
         marked = [path for path in self.table_paths() if self._tables.mark_of(path) is not None]
         if marked:
-            raise Fatal(
-                "the directory holds tables of a target whose table of snapshots is gone",
-                where=f"{self.store}: {listed(marked)}; {SNAPSHOTS} is missing or has no readable log",
-                why="without it, the valid versions and the place to continue are not known",
-                fix=f"restore {SNAPSHOTS}, or choose a new or empty directory",
-            )
+            raise _lost_snapshots(self.store, marked)
         _check_empty(self.store)
+
+    def target_property(self, name: str) -> str | None:
+        """A property of the target, with which it was begun; None: it has none, or there is no target."""
+        if not self.exists(SNAPSHOTS):
+            return None
+        found: str | None = self._tables.open(SNAPSHOTS).metadata().configuration.get(name)
+        return found
 
     def take_over(self, name: str) -> None:
         """Make this process the writer, as the consumer `name`; every earlier one is fenced from here on.
@@ -121,6 +128,10 @@ class Lakehouse:
         self._tables.check_writer()
 
     # --- tables
+
+    def writable(self, path: str) -> DeltaTable:
+        """A table to write to; Fatal unless it carries this target's mark."""
+        return self._tables.writable(path)
 
     def exists(self, path: str) -> bool:
         """Whether there is a Delta table at a path."""
@@ -178,23 +189,22 @@ class Lakehouse:
         """Copy the rows of one path to another: the data files are linked or copied, none is rewritten.
 
         In an object store the copies get new names, because a writer that was replaced may still be about to
-        delete a file in `target` by its old name.
+        delete a file in `target` by its old name. Files with deleted rows are rewritten without them.
 
         `version` is that of the source, None: its newest. Fatal if files of an older version were deleted.
         """
         held = self._tables.open(source, version)
         # Checked before `create`, which would already empty the target's folder.
-        there = set(self.store.files_below(source))
-        missing = [name for name in files_of(held) if name not in there]
+        there, vectors = set(self.store.files_below(source)), self.vectors.vectors(source, held)
+        needed = [*files_of(held), *(one.vector.file for one in vectors.values() if one.vector is not None)]
+        missing = [name for name in needed if name not in there]
         if missing:
-            raise Fatal(
-                "rows that are to come back are deleted already",
-                where=self.store.uri(f"{source}/{missing[0]}"),
-                why="the table's version is older than the target's retention",
-                fix="start a new target directory; a longer --retention-hours keeps them",
-            )
+            raise deleted_already(self.store.uri(f"{source}/{missing[0]}"))
         schema = pa.schema(held.schema())
         self.create(target, schema, columns_of(held))
+        if vectors:
+            self._overwrite(target, schema, self.vectors.batches(source, version), columns_of(held))
+            return
         actions = delta_commit.files_with_counts(held)
         # The files before the commit that names them.
         for action in actions:
@@ -216,25 +226,33 @@ class Lakehouse:
         if delta_commit.is_restored(table, version):
             return False
         self.check_writer()
+        if may_have_vectors(table):
+            self.vectors.restore(path, version)
+            return True
         with self._tables.writing(path) as table:
             delta_commit.restore(table, version)
         return True
 
     def dataset(self, path: str, version: int | None = None) -> ds.Dataset:
-        """A table's rows at a version, as a pyarrow dataset over its data files."""
+        """A table's rows, as a pyarrow dataset over its files; InvalidInput if these have deleted rows."""
         table = self._tables.open(path, version)
+        if self.vectors.vectors(path, table):
+            raise _deleted_rows(self.store.uri(path))
         return self._tables.rows_of(path, table, files_of(table))
 
+    def schema(self, path: str, version: int | None = None) -> pa.Schema:
+        """A table's columns at a version."""
+        return pa.schema(self._tables.open(path, version).schema())
+
     def files(self, path: str, version: int | None = None) -> list[Path]:
-        """The data files of a table at a version; InvalidInput for a target that is not on the local disk."""
+        """The data files of a table at a version, which may have deleted rows (`vectors.deleted_rows`).
+
+        InvalidInput for a target that is not on the local disk.
+        """
         found = [self.store.local(f"{path}/{name}") for name in files_of(self._tables.open(path, version))]
         local = [file for file in found if file is not None]
         if len(local) < len(found):
-            raise InvalidInput(
-                "the rows are in an object store, and their files have no path on this machine",
-                where=self.store.uri(path),
-                fix="read the table with `dataset()` or `to_arrow()`, or open it as the Delta table it is",
-            )
+            raise _not_on_this_machine(self.store.uri(path))
         return local
 
     def partition_values(self, path: str, version: int | None = None) -> dict[str, dict[str, Any]]:
@@ -244,7 +262,10 @@ class Lakehouse:
 
     def read(self, path: str, version: int | None = None, columns: list[str] | None = None) -> pa.Table:
         """A table's rows at a version."""
-        return self.dataset(path, version).to_table(columns=columns)
+        table = self._tables.open(path, version)
+        if self.vectors.vectors(path, table):
+            return self.vectors.read(path, table, columns)
+        return self._tables.rows_of(path, table, files_of(table)).to_table(columns=columns)
 
     def compact(self, path: str) -> bool:
         """Merge small data files when a partition has more than `COMPACT_FILES`; the rows stay the same."""
@@ -268,7 +289,7 @@ class Lakehouse:
             self._tables.writable(path)
             self.check_writer()
 
-        return TableFiles(self.store, path, files_at, check)
+        return TableFiles(self.store, path, files_at, check, partial(self.vectors.files_at, path))
 
     def path_for(self, schema: str, table: str) -> str:
         """The path of a new table of this name. On a disk this is always the path named after the table.
@@ -278,17 +299,7 @@ class Lakehouse:
         discarded, so it may be used. Any other path must never have been used before.
         """
         path = table_path(schema, table)
-        if not self.store.shared:
-            return path
-        named = {(row.schema, row.table): row.path for row in self.snapshots.rows()}
-        if (schema, table) in named:
-            return named[schema, table]
-        taken = f"{USED_PATHS}/{path}"
-        if self.store.get(taken) is None and self.store.has_folder(path):
-            return path  # it belongs to someone else: `create` raises
-        if self.store.create(taken, b""):
-            return path
-        return f"{path}~{uuid.uuid4().hex[:8]}"
+        return _path_in_bucket(self, schema, table, path) if self.store.shared else path
 
     # --- tables that no snapshot names
 
@@ -301,6 +312,7 @@ class Lakehouse:
 
     def set_aside(self, path: str) -> bool:
         """Move a table that no snapshot names to the trash. False if it is not ours."""
+        self.vectors.forget(path)
         return self._tables.set_aside(path)
 
     def empty_trash(self) -> None:
@@ -347,6 +359,54 @@ class Lakehouse:
         # undone.
         with self._tables.writing(path) as table:
             delta_commit.set_properties(table, configuration(schema, partition_by))
+
+
+def _path_in_bucket(lake: Lakehouse, schema: str, table: str, path: str) -> str:
+    """See `Lakehouse.path_for`. `path`: the one named after the table."""
+    named = {(row.schema, row.table): row.path for row in lake.snapshots.rows()}
+    if (schema, table) in named:
+        return named[schema, table]
+    taken = f"{USED_PATHS}/{path}"
+    if lake.store.get(taken) is None and lake.store.has_folder(path):
+        return path  # it belongs to someone else: `create` raises
+    if lake.store.create(taken, b""):
+        return path
+    return f"{path}~{uuid.uuid4().hex[:8]}"
+
+
+def _unmarked(store: Store) -> InvalidInput:
+    return InvalidInput(
+        "the target's table of snapshots was not made by this release",
+        where=store.uri(SNAPSHOTS),
+        why=f"it lacks the table property {MARK}",
+        fix="choose a new or empty directory",
+    )
+
+
+def _lost_snapshots(store: Store, marked: Sequence[str]) -> Fatal:
+    return Fatal(
+        "the directory holds tables of a target whose table of snapshots is gone",
+        where=f"{store}: {listed(marked)}; {SNAPSHOTS} is missing or has no readable log",
+        why="without it, the valid versions and the place to continue are not known",
+        fix=f"restore {SNAPSHOTS}, or choose a new or empty directory",
+    )
+
+
+def _not_on_this_machine(where: str) -> InvalidInput:
+    return InvalidInput(
+        "the rows are in an object store, and their files have no path on this machine",
+        where=where,
+        fix="read the table with `dataset()` or `to_arrow()`, or open it as the Delta table it is",
+    )
+
+
+def _deleted_rows(where: str) -> InvalidInput:
+    return InvalidInput(
+        "a pyarrow dataset of this table would have deleted rows",
+        where=where,
+        why="the target was begun with --write-mode merge-on-read: its data files keep deleted rows",
+        fix="read it with `to_arrow()` or `batches()`, or with an engine that reads deletion vectors",
+    )
 
 
 def _check_empty(store: Store) -> None:
