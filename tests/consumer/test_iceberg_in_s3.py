@@ -20,7 +20,10 @@ from typer.testing import CliRunner
 
 from tests.consumer.at_iceberg import deletes_in_small_files
 from tests.consumer.each_target import SCHEMA, AtIcebergInS3, Killed
+from tests.consumer.logs import differences, snapshots
 from tests.consumer.story import STORY, do, done_at, resume, state_at
+from tests.consumer.test_job import LINE, bank_messages
+from tests.consumer.topics import publish
 from tests.fixtures.s3 import S3Place
 from tidegate.cli.consumer import app
 from tidegate.consumer.ddl.ddl_steps import Drop
@@ -33,8 +36,11 @@ from tidegate.consumer.iceberg.maintenance import Tidying
 from tidegate.consumer.iceberg.manifests import deletes_rows
 from tidegate.consumer.iceberg.snapshots import open_catalog, open_snapshot
 from tidegate.consumer.iceberg.target import IcebergTarget
+from tidegate.consumer.job import run
 from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.table.partition_spec import PartitionField, Transform
+from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.sink.lakehouse.object_store import ObjectStore
 
@@ -128,6 +134,24 @@ def files_of(table: Table) -> set[str]:
 
 def uri(s3: S3Place) -> str:
     return s3.target.replace("delta+s3", "iceberg+s3")
+
+
+def test_a_whole_run_of_the_consumer_fills_a_bucket(
+    s3: S3Place, kafka: str, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, line = new_topic(3), snapshots()[LINE]
+    publish(kafka, topic, bank_messages())
+    ended = run(
+        Settings(
+            source=f"kafka://{kafka}/{topic}?protocol=open-protocol",
+            target=uri(s3),
+            database=DatabaseSettings("bank", tmp_path / "own"),
+            master="workers[1]",
+            until=line.ts,
+        )
+    )
+    assert ended.ts == line.ts
+    assert differences(uri(s3), line, open_snapshot) == {}
 
 
 # --- writers that were replaced
