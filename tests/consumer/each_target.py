@@ -83,14 +83,14 @@ class AtDelta:
     undoes = exclusive = True
     deaths = 40
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, mode: WriteMode | None = None) -> None:
+        self.root, self._mode = root, mode
 
     def address(self) -> Address:
-        return DeltaAddress(self.root)
+        return DeltaAddress(self.root, mode=self._mode)
 
     def other(self) -> Address:
-        return DeltaAddress(self.root)
+        return DeltaAddress(self.root, mode=self._mode)
 
     def lake(self) -> Lakehouse:
         """To look at it from outside."""
@@ -108,6 +108,8 @@ class AtDelta:
                 (target.lake.snapshots, ("publish",)),
                 (target._files, ("keep",)),
                 (target._journal, ("intend",)),
+                # Each file of a commit that is ours: rows, deleted rows, and the commit itself.
+                (target.lake.store, ("create",) if self._mode is WriteMode.MERGE_ON_READ else ()),
             ):
                 for name in names:
                     setattr(owner, name, life.watched(getattr(owner, name)))

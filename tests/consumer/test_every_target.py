@@ -37,13 +37,16 @@ LIVES = 1000
 
 @pytest.fixture(
     params=[
-        *("delta", "delta-s3", "iceberg", "iceberg-deletes", "iceberg-s3"),
+        *("delta", "delta-deletes", "delta-s3", "iceberg", "iceberg-deletes", "iceberg-s3"),
         *("parquet", "parquet-s3", "mariadb"),
     ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     if request.param == "delta":
         return AtDelta(tmp_path / "target")
+    if request.param == "delta-deletes":
+        deletes_in_small_files(monkeypatch)
+        return AtDelta(tmp_path / "target", WriteMode.MERGE_ON_READ)
     if request.param == "delta-s3":
         return AtDeltaInS3(request.getfixturevalue("s3"), tmp_path)
     if request.param == "parquet":

@@ -448,8 +448,8 @@ def test_the_option_is_for_iceberg_and_has_two_values(tmp_path: Path) -> None:
     chosen = address_of(f"iceberg://{tmp_path}", Upkeep(), DatabaseSettings(), write_mode=COPY)
     assert getattr(chosen, "mode", None) is COPY
     assert getattr(address_of(f"iceberg://{tmp_path}", Upkeep(), DatabaseSettings()), "mode", None) is MERGE
-    with pytest.raises(InvalidInput, match="write-mode is for Iceberg"):
-        address_of(tmp_path, Upkeep(), DatabaseSettings(), write_mode=COPY)
+    with pytest.raises(InvalidInput, match="write-mode is for Delta and Iceberg"):
+        address_of(f"parquet://{tmp_path}", Upkeep(), DatabaseSettings(), write_mode=COPY)
     command = ["run", "--source", "kafka://h:1/t?protocol=open-protocol", "--write-mode", "copy"]
     done = CliRunner().invoke(app, [*command, "--target", f"iceberg://{tmp_path}"])
     assert done.exit_code == 2

@@ -214,8 +214,8 @@ def run(
     write_mode: Annotated[
         str,
         typer.Option(
-            help="Iceberg: merge-on-read (the default) writes delete files when few rows of a data file "
-            "change, copy-on-write rewrites the data file each time.",
+            help="Delta, Iceberg: copy-on-write (Delta's default) rewrites each data file that a row changes "
+            "in, merge-on-read (Iceberg's) notes deleted rows if they are few.",
             show_default=False,
         ),
     ] = "",

@@ -53,7 +53,7 @@ class Settings:
     upkeep: Upkeep = field(default_factory=Upkeep)
     """Retention and maintenance of a Delta or Iceberg target."""
     write_mode: WriteMode | None = None
-    """How an Iceberg target updates and deletes rows; None: its default."""
+    """How a Delta or Iceberg target updates and deletes rows; None: its default."""
     set_aside: bool = False
     """Whether a table whose changes cannot be applied is set aside while the others continue."""
     database: DatabaseSettings = field(default_factory=DatabaseSettings)

@@ -11,7 +11,7 @@ All tables of one `open_snapshot` are at the same ts. Imports only deltalake and
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ import pyarrow.dataset as ds
 
 from tidegate.consumer.selecting.rules import IGNORING, SOFT_DELETE
 from tidegate.errors import Fatal, InvalidInput, shown
+from tidegate.sink.lakehouse.deletion_vectors import Positions
 from tidegate.sink.lakehouse.object_store import SCHEME as BUCKETS
 from tidegate.sink.lakehouse.object_store import Bucket, ObjectStore
 from tidegate.sink.lakehouse.store import SNAPSHOTS, no_snapshot
@@ -59,8 +60,20 @@ class TableSnapshot:
         )
 
     def dataset(self) -> ds.Dataset:
-        """The rows as a pyarrow dataset: filters and column choice are pushed down."""
+        """The rows as a pyarrow dataset: filters and column choice are pushed down.
+
+        InvalidInput if the data files have deleted rows: see `deleted_rows`.
+        """
         return self._lake.dataset(self._path, self.version)
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns, with their types."""
+        return self._lake.schema(self._path, self.version)
+
+    def batches(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows in batches, with one of them in memory."""
+        return self._lake.vectors.batches(self._path, self.version, columns)
 
     def to_arrow(self, columns: list[str] | None = None) -> pa.Table:
         """The rows in memory."""
@@ -73,9 +86,24 @@ class TableSnapshot:
 
     def files(self) -> list[Path]:
         """The Parquet files that hold the rows, without the values of partition columns: see
-        `partition_values`.
+        `partition_values`. InvalidInput if some of their rows are deleted.
         """
+        if self.deleted_rows():
+            raise InvalidInput(
+                "the files of this table hold deleted rows",
+                where=f"{self.path}, version {self.version}",
+                why="the target was begun with --write-mode merge-on-read",
+                fix="read it with `to_arrow()` or `batches()`, or with an engine that reads deletion vectors",
+            )
+        return self.data_files()
+
+    def data_files(self) -> list[Path]:
+        """The Parquet files, some of whose rows may be deleted: see `deleted_rows`."""
         return self._lake.files(self._path, self.version)
+
+    def deleted_rows(self) -> Mapping[str, Positions]:
+        """By the name of a data file, the numbers of its deleted rows, from 0; empty with `copy-on-write`."""
+        return self._lake.vectors.deleted_rows(self._path, self.version)
 
     def partition_values(self) -> Mapping[str, Mapping[str, Any]]:
         """By the name of a data file, the values that its rows have in the partition columns; empty for a
@@ -84,7 +112,7 @@ class TableSnapshot:
         if not self.partition_columns:
             return {}
         known = self._lake.partition_values(self._path, self.version)
-        if len(known) != len(self.files()):
+        if len(known) != len(self.data_files()):
             raise Fatal(
                 "two data files of a table have one name",
                 where=f"{self.path}, version {self.version}",
@@ -96,7 +124,7 @@ class TableSnapshot:
     def to_spark(self, spark: SparkSession) -> DataFrame:
         """The rows as a DataFrame over the version's Parquet files, with the table's columns and types."""
         files = [str(file) for file in self.files()]
-        schema = self.dataset().schema
+        schema = self.columns
         ddl = spark_schema(schema)
         if not files:
             return spark.createDataFrame([], ddl)

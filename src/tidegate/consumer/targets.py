@@ -53,16 +53,16 @@ def address_of(
 
     `delta:///directory`, a plain path, `iceberg:///directory`, `parquet:///directory`, one of these in a
     bucket, `delta+s3://bucket/prefix`, or `mysql://user@host:port/`. `by_offset`: the topics have no
-    watermarks. `write_mode`: for Iceberg only; None is its default.
+    watermarks. `write_mode`: for Delta and Iceberg; None is the target's default.
     """
     text = str(target)
     is_iceberg = text.partition("://")[0] in (ICEBERG, ICEBERG_BUCKETS)
-    if write_mode is not None and not is_iceberg:
+    if write_mode is not None and (keeps_every_change(text) or text.partition("://")[0] in SCHEMES):
         raise InvalidInput(
-            "--write-mode is for Iceberg",
+            "--write-mode is for Delta and Iceberg",
             where=shown(text),
             why="other targets have one way to update and delete rows",
-            fix="leave it out, or write --target iceberg:///absolute/directory",
+            fix="leave it out, or write --target delta:///absolute/directory",
         )
     if upkeep.keep_changes_hours is not None and not keeps_every_change(text):
         raise InvalidInput(
@@ -84,8 +84,8 @@ def address_of(
         if keeps_every_change(text):
             return _log(text, upkeep, database, by_offset=by_offset)
         if text.startswith(f"{BUCKETS}://"):
-            return _in_a_bucket(ObjectStore(Bucket.from_uri(text)), upkeep, database)
-        return DeltaAddress(target_directory(target), upkeep)
+            return _in_a_bucket(ObjectStore(Bucket.from_uri(text)), upkeep, database, write_mode)
+        return DeltaAddress(target_directory(target), upkeep, write_mode)
     server = MySqlServer.from_uri(text)
     folder = _own_folder(database, str(server))
     return MySqlAddress(
@@ -114,8 +114,10 @@ def _iceberg(text: str, upkeep: Upkeep, database: DatabaseSettings, mode: WriteM
     return IcebergBucketAddress(store, database.name, folder, upkeep, mode)
 
 
-def _in_a_bucket(store: ObjectStore, upkeep: Upkeep, database: DatabaseSettings) -> BucketAddress:
-    return BucketAddress(store, database.name, _own_folder(database, str(store)), upkeep)
+def _in_a_bucket(
+    store: ObjectStore, upkeep: Upkeep, database: DatabaseSettings, mode: WriteMode | None
+) -> BucketAddress:
+    return BucketAddress(store, database.name, _own_folder(database, str(store)), upkeep, mode)
 
 
 def _log(text: str, upkeep: Upkeep, database: DatabaseSettings, *, by_offset: bool) -> Address:

@@ -108,7 +108,9 @@ class Verification:
         self._prefix = keys.record_prefix(table.id)
         self._spans = spans_of(pd, table)
         self._region_words = source.words_at([span.start for span in self._spans[1:]], self._prefix)
-        self._pieces = target.pieces_of(at_target.files(), self.shape, at_target.partition_values())
+        self._pieces = target.pieces_of(
+            *(at_target.data_files(), self.shape, at_target.partition_values(), at_target.deleted_rows())
+        )
         self._undecodable = 0
         self._cuts = self._everything(handles)
 
@@ -180,7 +182,7 @@ class Verification:
     def _unlike(self) -> str:
         """How the columns of the two sides differ; empty if they do not."""
         here = set(self.shape.schema.names)
-        there = {name for name in self._target.dataset().schema.names if not name.startswith("_tidegate_")}
+        there = {name for name in self._target.columns.names if not name.startswith("_tidegate_")}
         if here == there:
             return ""
         only = [f"{name} at the source only" for name in self.shape.schema.names if name not in there]

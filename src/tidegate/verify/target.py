@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidegate.consumer.table.convert import moments
 from tidegate.errors import Fatal
+from tidegate.sink.lakehouse.deletion_vectors import Positions, without
 from tidegate.verify.fingerprint import order_words
 from tidegate.verify.ranges import Cuts, Sums, U64s
 from tidegate.verify.side import Shape, chosen, marked, summed
 
 BATCH_ROWS: Final = 65_536
 NO_VALUES: Final[Mapping[str, Any]] = {}
+NO_ROWS: Final[Mapping[str, Positions]] = {}
+_NONE: Final = np.array([], np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +35,31 @@ class RowGroup:
     """The least and the greatest order word; None if the file's statistics do not have them."""
     values: tuple[tuple[str, Any], ...] = ()
     """The partition columns, which the file does not have, with the value of all its rows."""
+    dead: bytes = b""
+    """The numbers of the deleted rows, counted from the beginning of the group: 32 bits each."""
 
 
 def pieces_of(
-    files: Sequence[Path], shape: Shape, partitions: Mapping[str, Mapping[str, Any]]
+    files: Sequence[Path],
+    shape: Shape,
+    partitions: Mapping[str, Mapping[str, Any]],
+    deleted: Mapping[str, Positions] = NO_ROWS,
 ) -> list[RowGroup]:
     """Every row group of the files; reads their footers.
 
-    `partitions`: see `TableSnapshot.partition_values`.
+    `partitions`, `deleted`: see `TableSnapshot.partition_values`, `TableSnapshot.deleted_rows`.
     """
     found: list[RowGroup] = []
     for file in files:
         held, values = _opened(str(file)).metadata, tuple(partitions.get(file.name, {}).items())
+        dead, begin = deleted.get(file.name, _NONE), 0
         for group in range(held.num_row_groups):
             part = held.row_group(group)
-            found.append(RowGroup(str(file), group, part.num_rows, _bounds(part, shape), values))
+            end = begin + part.num_rows
+            here = dead[np.searchsorted(dead, begin) : np.searchsorted(dead, end)] - np.uint32(begin)
+            rows = part.num_rows - len(here)
+            found.append(RowGroup(str(file), group, rows, _bounds(part, shape), values, here.tobytes()))
+            begin = end
     return found
 
 
@@ -83,8 +97,11 @@ def batches(pieces: Sequence[RowGroup], shape: Shape, cuts: Cuts) -> Iterator[pa
         # A file that is older than a column lacks it; `conformed` adds it.
         known = set(file.schema_arrow.names)
         names = [name for name in shape.schema.names if name in known]
+        dead, begin = np.frombuffer(piece.dead, np.uint32), 0
         for rows in file.iter_batches(BATCH_ROWS, row_groups=[piece.group], columns=names):
-            yield conformed(rows, shape.schema, piece.file, dict(piece.values))
+            alive = without(rows, dead, begin)
+            begin += rows.num_rows
+            yield conformed(alive, shape.schema, piece.file, dict(piece.values))
 
 
 def _holds(file: pq.ParquetFile, piece: RowGroup, shape: Shape, cuts: Cuts) -> bool:

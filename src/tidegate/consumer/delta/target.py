@@ -18,6 +18,7 @@ from tidegate.consumer.lakehouse.definition_files import DefinitionFiles
 from tidegate.consumer.lakehouse.directory_lock import OWN, lock_holder
 from tidegate.consumer.lakehouse.lake_target import LakeByHand, LakeTarget
 from tidegate.consumer.lakehouse.upkeep import Upkeep
+from tidegate.consumer.lakehouse.write_mode import WriteMode
 from tidegate.consumer.table.definition import Definition
 from tidegate.consumer.table.partition_spec import Transform
 from tidegate.dispatcher.consistency import Visibility
@@ -35,6 +36,8 @@ class DeltaAddress:
 
     root: Path
     upkeep: Upkeep = NO_UPKEEP
+    mode: WriteMode | None = None
+    """None: the one that the target was begun with, or copy-on-write."""
 
     @property
     def folder(self) -> Path:
@@ -60,7 +63,7 @@ class DeltaAddress:
     def opened(self) -> Iterator[DeltaTarget]:
         """Open the target while holding the directory's lock."""
         with target_lock(self.root):
-            target = DeltaTarget(self.root, self.upkeep)
+            target = DeltaTarget(self.root, self.upkeep, mode=self.mode)
             try:
                 yield target
             finally:
@@ -98,6 +101,7 @@ class BucketAddress:
     folder: Path
     """For the consumer's own files, on this machine."""
     upkeep: Upkeep = NO_UPKEEP
+    mode: WriteMode | None = None
 
     @property
     def row_mode(self) -> bool:
@@ -119,7 +123,7 @@ class BucketAddress:
         """Open the target without a lock: `recover` takes it over, and fences the process that had it."""
         mark_folder(self.folder, f"{self} as {self.name}")
         self.store.probe()
-        target = DeltaTarget(self.store, self.upkeep, self.name)
+        target = DeltaTarget(self.store, self.upkeep, self.name, self.mode)
         try:
             yield target
         finally:
@@ -153,7 +157,7 @@ def definitions_in(lake: Lakehouse) -> dict[Name, Definition]:
     files.read()
     position, found = Position.from_json(text), dict[Name, Definition]()
     for row in lake.snapshots.rows(position.ts):
-        held = lake.dataset(row.path, row.version).schema
+        held = lake.schema(row.path, row.version)
         found[row.schema, row.table], _ = files.find(row.path, held.equals, held.names, position)
     return found
 
@@ -163,7 +167,13 @@ class DeltaTarget(LakeTarget):
 
     lake: DeltaLake
 
-    def __init__(self, root: Path | Store, upkeep: Upkeep = NO_UPKEEP, consumer: str = "") -> None:
+    def __init__(
+        self,
+        root: Path | Store,
+        upkeep: Upkeep = NO_UPKEEP,
+        consumer: str = "",
+        mode: WriteMode | None = None,
+    ) -> None:
         """`consumer`: its name, for a target in an object store."""
-        lake = DeltaLake(root, consumer)
+        lake = DeltaLake(root, consumer, mode)
         super().__init__(lake, upkeep, Tidying(lake, upkeep, self.dropped_versions).round)

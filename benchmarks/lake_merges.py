@@ -1,16 +1,18 @@
-"""The cost of updates in an Iceberg table as it grows, in both write modes: commits in turns, in one process.
+"""The cost of updates in a Delta or Iceberg table as it grows, in both write modes, with commits in turns.
 
-    python -m benchmarks.iceberg_merges [--rows 1000000,5000000] [--changes 100000] [--commits 8]
-        [--modes merge-on-read,copy-on-write]
+    python -m benchmarks.lake_merges [--targets delta,iceberg] [--rows 1000000,5000000] [--changes 100000]
+        [--commits 8] [--modes merge-on-read,copy-on-write]
 
 It measures the target alone, without a topic. Each commit updates `--changes` rows anywhere in the table, and
 compacts as before a snapshot. `CPU` is that of this process, `written` the size of the new data files and
-delete files per commit, `read` the time of one scan by pyiceberg after the last commit.
+files of deleted rows per commit, `read` the time of one scan after the last commit, by delta-rs or pyiceberg.
+`peak` is the most memory that the process has had so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import sys
 import tempfile
@@ -23,25 +25,29 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from benchmarks.show import short, table
+from deltalake import DeltaTable
 
+from tidegate.consumer.delta.lake import DeltaLake
 from tidegate.consumer.iceberg.lake import IcebergLake
 from tidegate.consumer.lakehouse.write_mode import WriteMode
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("name", pa.string())])
 FILL: Final = 500_000
 """Rows of one append."""
+TARGETS: Final = ("delta", "iceberg")
 
 
 class Filled:
     """A target with one table of `rows` rows."""
 
-    def __init__(self, root: Path, mode: WriteMode, rows: int) -> None:
-        self.mode, self.cpu, self.wall, self.written = mode, list[float](), list[float](), list[int]()
+    def __init__(self, root: Path, kind: str, mode: WriteMode, rows: int) -> None:
+        self.kind, self.mode = kind, mode
+        self.cpu, self.wall, self.written = list[float](), list[float](), list[int]()
         root.mkdir()
-        self.lake = IcebergLake(root, mode)
+        self.lake = DeltaLake(root, mode=mode) if kind == "delta" else IcebergLake(root, mode)
         self.lake.begin()
         self.path = self.lake.make("db", "t", SCHEMA)
-        self._folder = root / self.path / "data"
+        self._folder = root / self.path
         for begin in range(0, rows, FILL):
             self.lake.append(self.path, rows_of(np.arange(begin, min(begin + FILL, rows)), 0))
             self.lake.compact(self.path, ["id"])
@@ -58,13 +64,23 @@ class Filled:
         self.written.append(sum(size for name, size in self._files().items() if name not in before))
 
     def read(self) -> tuple[int, float]:
-        """How many rows pyiceberg finds, and the seconds."""
+        """How many rows a library finds that knows nothing of Tidegate, and the seconds."""
         began = time.process_time()
-        found = self.lake.tables.table(self.path).scan(selected_fields=("n",)).to_arrow()
-        return found.num_rows, time.process_time() - began
+        if isinstance(self.lake, DeltaLake):
+            reader = DeltaTable(str(self._folder)).scan(columns=["n"])
+            rows = sum(batch.num_rows for batch in pa.RecordBatchReader.from_stream(reader))
+        else:
+            rows = self.lake.tables.table(self.path).scan(selected_fields=("n",)).to_arrow().num_rows
+        return rows, time.process_time() - began
 
-    def _files(self) -> dict[str, int]:
-        return {file.name: file.stat().st_size for file in self._folder.iterdir()}
+    def close(self) -> None:
+        if isinstance(self.lake, IcebergLake):
+            self.lake.close()
+
+    def _files(self) -> dict[Path, int]:
+        """Without the log and the metadata."""
+        files = (file for file in self._folder.rglob("*") if file.is_file())
+        return {file: file.stat().st_size for file in files if file.suffix in (".parquet", ".bin")}
 
 
 def rows_of(ids: npt.NDArray[np.int64], number: int) -> pa.Table:
@@ -77,16 +93,19 @@ def rows_of(ids: npt.NDArray[np.int64], number: int) -> pa.Table:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--rows", default="1000000,5000000")
     parser.add_argument("--changes", type=int, default=100_000)
     parser.add_argument("--commits", type=int, default=8)
     parser.add_argument("--modes", default=",".join(WriteMode))
     options = parser.parse_args()
-    lines = [["rows", "mode", "rows per CPU-second", "rows/s", "slowest s", "written MB", "read CPU s"]]
+    costs = ["rows per CPU-second", "rows/s", "slowest s", "written MB", "read CPU s", "peak MB"]
+    lines = [["rows", "target", "mode", *costs]]
     for rows in map(int, options.rows.split(",")):
         with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
-            modes = map(WriteMode, options.modes.split(","))
-            targets = [Filled(Path(folder) / mode, mode, rows) for mode in modes]
+            modes = [WriteMode(mode) for mode in options.modes.split(",")]
+            kinds = [(kind, mode) for kind in options.targets.split(",") for mode in modes]
+            targets = [Filled(Path(folder) / f"{kind}-{mode}", kind, mode, rows) for kind, mode in kinds]
             some = np.random.default_rng(rows)
             for number in range(options.commits):
                 ids = np.sort(some.choice(rows, min(options.changes, rows), replace=False))
@@ -98,9 +117,10 @@ def main() -> int:
                 speeds = [options.changes / statistics.mean(used) for used in (target.cpu, target.wall)]
                 shown = [short(speed) for speed in speeds]
                 written = statistics.mean(target.written) / 1e6
-                more = [f"{max(target.wall):.1f}", f"{written:.1f}", f"{seconds:.2f}"]
-                lines.append([short(rows), target.mode, *shown, *more])
-                target.lake.close()
+                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                more = [f"{max(target.wall):.1f}", f"{written:.1f}", f"{seconds:.2f}", f"{peak:.0f}"]
+                lines.append([short(rows), target.kind, target.mode, *shown, *more])
+                target.close()
     print(table(lines))
     return 0
 
