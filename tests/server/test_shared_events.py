@@ -186,7 +186,7 @@ def test_nothing_counts_as_received_while_the_beginning_is_missing(tmp_path: Pat
     def received() -> int:
         advance(arrivals, arrivals.frontier())
         machine.resolve(arrivals.frontier(), arrivals.lacking)
-        return machine._resolved
+        return machine.spans.resolved
 
     assert received() == 100
     before = EventStore(tmp_path / "backfill")

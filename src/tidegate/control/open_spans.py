@@ -31,16 +31,25 @@ class OpenSpans:
     def __init__(self) -> None:
         self.is_open = False
         """Whether the spans at the checkpoint are known."""
+        self.resolved = 0
+        """The ts up to which all spans were received and all DDL is known (`resolve`)."""
         self._spans: dict[str, OpenSpan] = {}
+        self._reported: dict[str, int] = {}
+        """The reports under the present goal, also about spans that a DDL will add later."""
 
     def open(self, checkpoint: int, tasks: Iterable[SpanTask]) -> None:
         """Begin with the spans that are wanted at a checkpoint."""
-        self.is_open = True
+        self.is_open, self.resolved = True, 0
+        self._reported.clear()
         self._spans = {task.id: OpenSpan(task, max(checkpoint, task.start_ts)) for task in tasks}
 
     def close(self) -> None:
         """Forget all spans."""
-        self.is_open, self._spans = False, {}
+        self.is_open, self.resolved, self._spans = False, 0, {}
+
+    def forget_reports(self) -> None:
+        """Forget the reports about spans that are not open yet. Open ones keep what is durable."""
+        self._reported.clear()
 
     # --- progress ------------------------------------------------------------------------------------
 
@@ -49,10 +58,12 @@ class OpenSpans:
         for progress in self._spans.values():
             progress.checkpoint = max(checkpoint, progress.checkpoint)
 
-    def take(self, name: str, ts: int) -> None:
-        """A span is durable downstream up to a ts; without effect if it is not open."""
-        if (progress := self._spans.get(name)) is not None:
-            progress.checkpoint = max(ts, progress.checkpoint)
+    def take(self, reports: Mapping[str, int]) -> None:
+        """Each of some spans is durable downstream up to a ts. One that is not open yet begins there."""
+        for name, ts in reports.items():
+            self._reported[name] = max(ts, self._reported.get(name, 0))
+            if (progress := self._spans.get(name)) is not None:
+                progress.checkpoint = max(ts, progress.checkpoint)
 
     def idle(self, name: str, after: int, upto: int) -> None:
         """Advance a span that has no row in (after, upto]; only if it is durable up to `after`."""
@@ -61,12 +72,25 @@ class OpenSpans:
         if (progress := self._spans.get(name)) is not None and after <= progress.checkpoint:
             progress.checkpoint = max(upto, progress.checkpoint)
 
-    def add(self, task: SpanTask, start_ts: int) -> None:
+    def resolve(self, frontier: Mapping[str, int], lacking: Container[str], known: int) -> None:
+        """Raise the resolved ts to what was received. `known`: the DDL up to there is known. `lacking`: spans
+        whose rows do not begin early enough yet, so that only what is durable counts.
+        """
+        reached = (
+            one.checkpoint if name in lacking else frontier.get(name, 0) for name, one in self._spans.items()
+        )
+        # Rows above the known DDL may be of tables that are not known yet. It never falls, although a DDL may
+        # add spans that have received less.
+        self.resolved = max(self.resolved, min(known, min(reached, default=known)))
+
+    def add(self, task: SpanTask) -> None:
         """Begin with a span that a DDL adds."""
         held = self._spans.get(task.id)
         if held is not None:  # a stripe, of which other tables are wanted from now on
             held.task = task
         else:
+            # The pipeline may have reported the span before the DDL was passed here.
+            start_ts = max(task.start_ts, self._reported.get(task.id, 0))
             self._spans[task.id] = OpenSpan(task, start_ts)
 
     def remove(self, name: str) -> None:
@@ -128,12 +152,3 @@ class OpenSpans:
                 one = order.spans[place]
                 least[one] = min(progress.checkpoint, least.get(one, progress.checkpoint))
         return [least.get(one, otherwise) for one in ranges]
-
-    def received(self, frontier: Mapping[str, int], lacking: Container[str], otherwise: int) -> int:
-        """The ts up to which all spans were received; without one, `otherwise`. `lacking`: spans whose rows
-        do not begin early enough yet, so that only what is durable counts.
-        """
-        reached = (
-            one.checkpoint if name in lacking else frontier.get(name, 0) for name, one in self._spans.items()
-        )
-        return min(reached, default=otherwise)

@@ -94,11 +94,8 @@ class Processor:
         self.ddl = ComingDdl()
         self._open_for: tuple[str, int, tuple[GrantedRange, ...]] | None = None
         """Instance, incarnation and ranges of the Dispatch for which the spans were opened."""
-        self._reported: dict[str, int] = {}
-        """The reports of this incarnation, also about spans that a DDL will add later."""
         self._running = 0
         """The incarnation that delivers; 0: none."""
-        self._resolved = 0
         self._records = EndedRecords()
 
     # --- messages of the owner ------------------------------------------------------------------------
@@ -127,7 +124,7 @@ class Processor:
         if before is None or Goal.of(before) != Goal.of(dispatch):
             # Reports of the last goal say nothing about the ranges of the new one, which the sink's own
             # records give.
-            self._reported.clear()
+            self.spans.forget_reports()
             self._outbox.begin_goal()
         else:
             self._outbox.answer_again(dispatch)
@@ -177,8 +174,6 @@ class Processor:
         held = SpansInOrder(one.id for one in self._ranges)
         self.spans.open(checkpoint, (task for task in wanted if held.met_by(task.span)))
         self.ddl.open(checkpoint, wanted)
-        self._resolved = 0
-        self._reported.clear()
         self._outbox.forget_ranges()
         self.learn(batches, known)
         # Last. From here on checkpoints are reported under this Dispatch, and must respect the DDL just
@@ -192,7 +187,6 @@ class Processor:
         self._running = 0
         self._records.forget()
         self.ddl.close()
-        self._resolved = 0
 
     def holds(self, task: SpanTask) -> bool:
         """Whether a span is in a granted range."""
@@ -223,8 +217,7 @@ class Processor:
             for name in batch.removed:
                 self.spans.remove(name)
             for task in filter(self.holds, batch.added):
-                # The pipeline may have reported the span before this DDL was passed here.
-                self.spans.add(task, max(task.start_ts, self._reported.get(task.id, 0)))
+                self.spans.add(task)
             found.append(batch)
         return found
 
@@ -241,7 +234,7 @@ class Processor:
             return False
         self._records.begin(outlived or {})
         assert self.dispatch is not None
-        self._take(spans)
+        self.spans.take(spans)
         # Before the answer, whose states say whether the ranges run.
         self._running = incarnation
         self._answer()
@@ -251,17 +244,12 @@ class Processor:
         """Spans are durable downstream up to a ts. False, without effect, under an old grant."""
         if not self._is_current(incarnation) or not any(one.token == token for one in self._ranges):
             return False
-        self._take(spans)
+        self.spans.take(spans)
         return True
 
     def _is_current(self, incarnation: int) -> bool:
         dispatch = self.dispatch
         return dispatch is not None and dispatch.wish is Wish.RUN and dispatch.incarnation == incarnation
-
-    def _take(self, spans: Mapping[str, int]) -> None:
-        for name, ts in spans.items():
-            self._reported[name] = max(ts, self._reported.get(name, 0))
-            self.spans.take(name, ts)
 
     def idle(self, name: str, after: int, upto: int) -> None:
         """Advance a span that has no row in (after, upto]."""
@@ -272,10 +260,7 @@ class Processor:
         yet.
         """
         if self.spans.is_open:
-            received = self.spans.received(frontier, lacking, otherwise=self.ddl.known)
-            # Rows above the known DDL may be of tables that are not known yet. It never falls, although a DDL
-            # may add spans that have received less.
-            self._resolved = max(self._resolved, min(received, self.ddl.known))
+            self.spans.resolve(frontier, lacking, self.ddl.known)
 
     def checkpoints_of(self, ranges: Sequence[Span]) -> list[int]:
         """For each range, the ts up to which all of its wanted tables are durable; never above the bound, nor
@@ -336,7 +321,7 @@ class Processor:
         if not self._is_confirmed:
             return []
         found = zip(self._ranges, self.checkpoints_of([one.id for one in self._ranges]), strict=True)
-        return [RangeProgress(one.id, one.token, ts, self._resolved) for one, ts in found]
+        return [RangeProgress(one.id, one.token, ts, self.spans.resolved) for one, ts in found]
 
     @property
     def _ddl(self) -> KnownDdl:
