@@ -229,7 +229,7 @@ def test_a_rebalance_is_estimated_by_the_pause_of_the_last_division(capture: Cap
     replication.shares.sharing.spans.loads["b"] = {TABLES[1].id: 2 << 20}
     assert estimate()["cost"]["received_again"] == 4 * ((2 << 20) + 2 * 512), "4 s of two tables"
     replication.waiting_for = PIPELINE_STARTS
-    replication._paused_at = node.clock.monotonic() - 0.5
+    replication.steps._paused_at = node.clock.monotonic() - 0.5
     replication._act_on(RangesRun())
     measured = estimate()["cost"]
     assert measured["is_gap_measured"]

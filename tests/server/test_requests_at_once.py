@@ -113,7 +113,7 @@ def test_a_feed_that_fails_at_every_look_releases_all_it_holds(
         failing.setattr(capture.capture.processor_registry.processors[ONE], "_tick", lost)
         assert "made to fail" in capture.wait_state("one", "failed")["error"]["message"]
         wait_for(lambda: not capture.capture.spans.held, "its spans to be released")
-    assert not reactor.feeds[ONE].replication.left_behind
+    assert not reactor.feeds[ONE].replication._link.left_behind
     assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
     capture.wait_checkpoint("one", pd.tso())
 

@@ -274,7 +274,7 @@ def test_processors_are_asked_to_end_while_a_call_of_the_sink_is_under_way() -> 
         async def close() -> None:
             asked.append("the sink is closed")
 
-        feed: Any = SimpleNamespace(owner=None, _steps=HandOver(SystemClock()))
+        feed: Any = SimpleNamespace(owner=None, steps=HandOver(SystemClock()))
         feed.sink = SimpleNamespace(release=lambda: SimpleNamespace(close=close))
         feed._jobs = SimpleNamespace(end=end_calls)
         feed._link = SimpleNamespace(ask_to_end=ask_to_end)
@@ -341,8 +341,24 @@ def test_the_steps_of_a_round_say_how_long_each_took() -> None:
     steps.reached(Step.GRANTED)  # the first round: no incarnation has ended before
     clock.now += 0.2
     steps.reached(Step.FENCED)
-    assert steps.end() == {"granted_ms": 0, "fenced_ms": 200}
+    assert steps.end() == {"granted_ms": 0, "fenced_ms": 200, "delivered_ms": 0}
     steps.begin()
     clock.now += 0.05
     steps.reached(Step.GIVEN_UP)
-    assert steps.end() == {"given_up_ms": 50}
+    clock.now += 0.1
+    assert steps.end() == {"given_up_ms": 50, "delivered_ms": 100}
+
+
+def test_only_the_pause_of_a_division_counts_as_its_gap() -> None:
+    clock = SimpleNamespace(now=10.0)
+    clock.monotonic = lambda: clock.now
+    steps = HandOver(clock)  # type: ignore[arg-type]
+    steps.pause(divides=True)
+    clock.now += 0.5
+    steps.end()
+    assert steps.last_gap_s == 0.5
+    steps.pause(divides=True)
+    steps.pause(divides=False)  # a failure ends the division before it delivers
+    clock.now += 7
+    steps.end()
+    assert steps.last_gap_s == 0.5

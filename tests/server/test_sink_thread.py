@@ -152,7 +152,7 @@ class Beginning:
         self._effects = SimpleNamespace(begin=lambda: None)
         self._check_sink = lambda: None
         self._pause = SimpleNamespace(begin=lambda: None)
-        self._steps = HandOver(SystemClock())
+        self.steps = HandOver(SystemClock())
         self.shares = SimpleNamespace(
             raise_grants=self._logged("store the grants", grants),
             lead=lambda grants: "here",

@@ -91,7 +91,7 @@ class Placement:
             tables=len(tables) if feed.record.config.has_tables else 0,
             in_bytes=plan.in_bytes,
             lag_s=feed.lag_ms(self.node.now_ms()) / 1000,
-            last_gap_s=feed.replication.last_gap_s,
+            last_gap_s=feed.replication.steps.last_gap_s,
         )
 
     async def move(self, feed: FeedId, tables: Sequence[str], capture: str) -> tuple[Proposal, MoveCost]:

@@ -1,7 +1,7 @@
 """The DDL that a changefeed's owner knows: it opens the catalogue, and looks for new DDL when there is a
 reason.
 
-    open --> read, if there is a reason --> the owner learns --> ... --> close
+    open: a new owner machine --> read, if there is a reason --> the machine learns --> ... --> close
 
 The owner does not look at each tick, because a higher bound is a message to every processor, and each answer
 causes a tick. But it looks before it accepts progress of a processor that knows more DDL
@@ -14,7 +14,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control import trace
+from tidegate.control.barrier import Barrier, SpanTask
 from tidegate.control.owner import Owner
 from tidegate.filter.tables import why_ineligible
 from tidegate.log import event
@@ -60,11 +61,24 @@ class OwnerDdl:
         ddl.check_held(self._record.persisted)
         return ddl
 
-    async def open(self, ddl: FeedDdl, waits: Callable[[str], None]) -> tuple[list[DdlBatch], int]:
-        """Open a view at the stored checkpoint; the DDL since then, and up to which ts it is complete."""
-        found = await ddl.open(self._record.persisted, waits)
+    async def open(self, ddl: FeedDdl, waits: Callable[[str], None]) -> Owner:
+        """Open a view at the stored checkpoint. Returns a new owner machine that knows the DDL since then."""
+        node, record = self._node, self._record
+        batches, known = await ddl.open(record.persisted, waits)
         self._ddl = ddl
-        return found
+        held_at = record.persisted if record.loading else 0
+        owner = Owner(
+            record.persisted,
+            Barrier(record.persisted, record.info.target_ts, held_at=held_at),
+            record.wanted,
+            resolved_interval_s=record.config.tidegate.resolved_interval,
+            quiet_interval_s=node.pulse.quiet_s(record.captured.store),
+            spans=self.initial,
+        )
+        # Before it learns, because a record of its events must begin with the new machine.
+        node.follow(trace.OWNER, str(record.id), owner)
+        owner.learn(batches, known)
+        return owner
 
     def has_passed_over(self, checkpoint: int) -> bool:
         """As `FeedDdl.has_passed_over`; it must be open."""

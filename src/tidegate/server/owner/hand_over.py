@@ -1,4 +1,4 @@
-"""How long each step of a round takes, from the end of one incarnation to the next: for the log.
+"""How long each step of a round takes, from the end of one incarnation to the next: for logs and users.
 
     begin --> reached: given up --> granted --> fenced --> sink open --> all ranges are delivered
 
@@ -31,6 +31,16 @@ class HandOver:
         self._since: float | None = None
         """When the last step ended; None: no round is under way."""
         self._took: dict[str, int] = {}
+        self.last_gap_s: float | None = None
+        """How long nothing was delivered when the key space was last divided again; None: it was not."""
+        self._paused_at: float | None = None
+        """When the incarnation ended for another division that is under way; None: none is."""
+
+    def pause(self, *, divides: bool) -> None:
+        """An incarnation ends. `divides`: so that the key space is divided again. A pause for another reason
+        says nothing about the next division.
+        """
+        self._paused_at = self._clock.monotonic() if divides else None
 
     def begin(self) -> None:
         """A round begins: nothing is delivered from now on."""
@@ -45,6 +55,10 @@ class HandOver:
         self._took[step], self._since = round(1000 * (now - self._since)), now
 
     def end(self) -> Mapping[str, int]:
-        """The round has ended: the milliseconds of each step."""
+        """All ranges are delivered, which ends the round: the milliseconds of each step."""
+        self.reached(Step.DELIVERED)
+        if self._paused_at is not None:
+            self.last_gap_s = self._clock.monotonic() - self._paused_at
+            self._paused_at = None
         took, self._since, self._took = self._took, None, {}
         return took

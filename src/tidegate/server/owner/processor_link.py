@@ -34,6 +34,7 @@ from tidegate.control.messages import (
     parse,
 )
 from tidegate.control.metadata import FeedId
+from tidegate.errors import Retryable
 from tidegate.log import event
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
@@ -91,6 +92,8 @@ class ProcessorLink:
         """Set when a processor has answered this owner."""
         self._box = Box(self._on_mail)
         self._is_mail_due = False
+        self.left_behind = False
+        """Whether our processor has not confirmed its end, so that it may still write the feed's files."""
         node.router.owners[str(feed)] = self._box
 
     def reachable(self) -> list[Peer]:
@@ -179,6 +182,26 @@ class ProcessorLink:
         for peer in self.reachable():
             if peer.asked is not None and not (peer.runs or peer.rests) and now - peer.asked_at >= AGAIN_S:
                 self.dispatch(peer, peer.asked.wish)
+
+    async def release(self, *, forget: bool) -> None:
+        """Ask the processors that have work of the feed to end it. `forget`: the feed is removed, so all of
+        them delete what they keep for it.
+        """
+        wish = Wish.DELETE if forget else Wish.REST
+        await self.ask_to_end(wish, [one for one in self.reachable() if forget or one.asked is not None])
+        mine = self._peers.get(self._node.capture)
+        # A leftover on another capture is fenced; one here would write the same files as its successor.
+        self.left_behind = mine is not None and mine.asked is not None and not mine.given_up.is_set()
+
+    def check_ended(self) -> None:
+        """Raises Retryable while work of the feed is still ending."""
+        if self.left_behind:
+            raise Retryable(
+                "the changefeed has not ended yet",
+                where=f"changefeed {self._feed}",
+                why="its processor was asked to stop and has not answered",
+                fix="retry the request; if this lasts, check that the disk answers, and restart the server",
+            )
 
     async def ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> None:
         """Ask processors to give up their work; wait until they have done so or their captures are gone."""

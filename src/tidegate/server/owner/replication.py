@@ -21,12 +21,9 @@ import logging
 from collections.abc import Mapping
 from typing import Final, assert_never
 
-from tidegate.control import trace
-from tidegate.control.barrier import Barrier
 from tidegate.control.messages import FromProcessor, Wish
 from tidegate.control.metadata import FeedError
 from tidegate.control.owner import Owner
-from tidegate.errors import Retryable
 from tidegate.log import event
 from tidegate.server.delivery.sink_thread import OpenedSink
 from tidegate.server.delivery.watch import LOOK_S
@@ -72,8 +69,6 @@ class Replication:
         """The owner machine; None while the catalogue is not open."""
         self.waiting_for = ""
         """Describes what must happen before anything can be delivered."""
-        self.left_behind = False
-        """Whether our processor has not confirmed its end, so that it may still write the feed's files."""
         self.ddl = OwnerDdl(node, record)
         self.sink = SinkLifetime(node, record)
         self._pause = TickPause(node, record, self.ddl, self._check_sink, self._is_any_call)
@@ -86,11 +81,7 @@ class Replication:
         self.layout = FeedLayout(record, self._running, wake)
         self._effects = OwnerEffects(node, record, self.sink, self.shares.sharing, self.reports.totals, wake)
         self._load_end = LoadEnd(record, self.reports)
-        self.last_gap_s: float | None = None
-        """How long nothing was delivered when the key space was last divided again; None: it was not."""
-        self._paused_at: float | None = None
-        """When the incarnation ended for another division that is under way; None: none is."""
-        self._steps = HandOver(node.clock)
+        self.steps = HandOver(node.clock)
 
     def _set_loads(self, capture: str, loads: Mapping[str, int]) -> None:
         self.shares.sharing.spans.loads[capture] = loads
@@ -125,11 +116,11 @@ class Replication:
                 await self._start_incarnation()
                 await self._deliver()
                 if not self._effects.is_target_reached:  # the next one has other shares, or another layout
-                    self._paused_at = node.clock.monotonic() if self.shares.reason else None
+                    self.steps.pause(divides=bool(self.shares.reason))
                     await to_its_end(self._end_incarnation())
         finally:
             node.pulse.leave(store, record.id, self._on_floors)
-            self._paused_at = None  # a pause for another reason says nothing about a division
+            self.steps.pause(divides=False)
             await to_its_end(self._end_incarnation())  # shielded: a pause must not leave its processes
 
     async def wait_for_tasks(self) -> None:
@@ -152,23 +143,11 @@ class Replication:
         # that has not run has met nobody.
         if forget:
             await self._meet()
-        rest = Wish.DELETE if forget else Wish.REST
-        await self._link.ask_to_end(
-            rest, [peer for peer in self._link.reachable() if forget or peer.asked is not None]
-        )
-        mine = self.peers.get(self._node.capture)
-        # A leftover on another capture is fenced; one here would write the same files as its successor.
-        self.left_behind = mine is not None and mine.asked is not None and not mine.given_up.is_set()
+        await self._link.release(forget=forget)
 
     def check_ended(self) -> None:
         """Raises Retryable while work of the feed is still ending."""
-        if self.left_behind:
-            raise Retryable(
-                "the changefeed has not ended yet",
-                where=f"changefeed {self._record.id}",
-                why="its processor was asked to stop and has not answered",
-                fix="retry the request; if this lasts, check that the disk answers, and restart the server",
-            )
+        self._link.check_ended()
 
     def warn(self, error: FeedError) -> None:
         """Show an error that does not stop the pipeline."""
@@ -181,28 +160,16 @@ class Replication:
 
     async def _open(self) -> None:
         """Open catalogue and owner at the stored checkpoint, while our processor prepares."""
-        node, record = self._node, self._record
         view = self.ddl.view()
-        if not node.others():  # with other captures it is not known yet which one gets what
-            self._link.dispatch(self.peers[node.capture], Wish.PREPARE)
+        if not self._node.others():  # with other captures it is not known yet which one gets what
+            self._link.dispatch(self.peers[self._node.capture], Wish.PREPARE)
 
         def waits(what: str) -> None:
             self.waiting_for = what
 
-        batches, known = await self.ddl.open(view, waits)
-        held_at = record.persisted if record.loading else 0
+        self.owner = await self.ddl.open(view, waits)
         self.sink.topics = self.ddl.topics
         self.shares.sharing.begin(self.ddl.initial)
-        self.owner = Owner(
-            record.persisted,
-            Barrier(record.persisted, record.info.target_ts, held_at=held_at),
-            record.wanted,
-            resolved_interval_s=record.config.tidegate.resolved_interval,
-            quiet_interval_s=node.pulse.quiet_s(record.captured.store),
-            spans=self.ddl.initial,
-        )
-        node.follow(trace.OWNER, str(record.id), self.owner)
-        self.owner.learn(batches, known)
 
     async def _renew_view(self) -> None:
         """Open the catalogue again if this view has passed over a job below the checkpoint.
@@ -233,7 +200,7 @@ class Replication:
         self.shares.reason = ""
         self._pause.begin()
         grants = await self.shares.raise_grants(owner)
-        self._steps.reached(Step.GRANTED)
+        self.steps.reached(Step.GRANTED)
         lead = self.shares.lead(grants)
         plan = dataclasses.replace(record.plan, capture=lead)
         first = await self.ddl.definitions() if record.loading else []
@@ -242,13 +209,13 @@ class Replication:
         # No tick runs until the sink is open, so a call that hangs is looked for here.
         async with self._jobs.watched(self._check_sink, LOOK_S):
             await self.shares.fence_all(plan, grants, thread)
-            self._steps.reached(Step.FENCED)
+            self.steps.reached(Step.FENCED)
             settling = asyncio.create_task(self.shares.settle(grants))  # the sink need not wait for it
             try:
                 sink = await self.sink.open(plan, grants[lead], thread, first)
             finally:
                 await settling
-        self._steps.reached(Step.SINK_OPEN)
+        self.steps.reached(Step.SINK_OPEN)
         if await record.adopt_settings(sink.delivered_to):
             await self._begin_again()
             return
@@ -272,7 +239,7 @@ class Replication:
 
     async def _end_incarnation(self) -> None:
         """Stop processors and sink. A sink call that does not end is abandoned; the next sink fences it."""
-        self._steps.begin()
+        self.steps.begin()
         if self.owner is not None:
             # First, so that the owner machine emits nothing more for a sink that is being given up.
             self.owner.sink_lost()
@@ -282,7 +249,7 @@ class Replication:
             await self._link.ask_to_end(Wish.PREPARE, [peer for peer in self._link.reachable() if peer.runs])
         finally:
             await closing
-        self._steps.reached(Step.GIVEN_UP)
+        self.steps.reached(Step.GIVEN_UP)
 
     async def _close(self, sink: OpenedSink | None) -> None:
         await self._jobs.end()
@@ -371,12 +338,8 @@ class Replication:
             case RangesRun():
                 if self.waiting_for == PIPELINE_STARTS and owner is not None and owner.ranges.are_running:
                     self.waiting_for = ""
-                    self._steps.reached(Step.DELIVERED)
-                    took, feed = self._steps.end(), str(self._record.id)
+                    took, feed = self.steps.end(), str(self._record.id)
                     event(LOG, logging.INFO, "all ranges are delivered", changefeed=feed, **took)
-                    if self._paused_at is not None:
-                        self.last_gap_s = self._node.clock.monotonic() - self._paused_at
-                        self._paused_at = None
             case MayHaveLeftovers(peer):
                 if sink is not None:  # before the sink is open, what it holds may belong to the coming grants
                     self._link.end_leftover(peer)
