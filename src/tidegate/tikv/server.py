@@ -1,7 +1,7 @@
 """The embedded upstream's gRPC servers: PD with Tidegate's own service, and TiKV with ChangeData per store.
 
-`EmbeddedUpstream` puts the parts of this folder together, and starts and stops them. Only `rpc/` and this
-file listen on the network.
+`EmbeddedUpstream` puts the parts of this folder together, and starts and stops them. PD's members listen in
+`rpc/`, the stores in `store_servers`.
 """
 
 from __future__ import annotations
@@ -11,28 +11,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import InvalidInput
-from tidegate.grpc_tls import server_credentials
-from tidegate.proto import (
-    cdcpb_pb2,
-    etcdserverpb_pb2,
-    keyspacepb_pb2,
-    meta_storagepb_pb2,
-    pdpb_pb2,
-    tidegate_pb2,
-    tikvpb_pb2,
-)
+from tidegate.proto import etcdserverpb_pb2, keyspacepb_pb2, meta_storagepb_pb2, pdpb_pb2, tidegate_pb2
 from tidegate.tikv.cdc.limiter import SCAN_BYTES_S
 from tidegate.tikv.cdc.ticker import Watchdog
 from tidegate.tikv.collector import Collector
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.faults import Faults
-from tidegate.tikv.node import Shared, StoreNode
+from tidegate.tikv.node import Shared
 from tidegate.tikv.pd.gc import SafePoints
 from tidegate.tikv.pd.keyspace import Keyspaces
 from tidegate.tikv.pd.operators import Operators
@@ -42,20 +31,20 @@ from tidegate.tikv.pd.splitter import Splitter, middle
 from tidegate.tikv.pd.stores import HEARTBEAT_S, StoreInfo, Stores
 from tidegate.tikv.pd.tso import Tso, TsoMode
 from tidegate.tikv.raft.raftstore import Raftstore
-from tidegate.tikv.raft.region import STORE_ID, split_keys
+from tidegate.tikv.raft.region import split_keys
 from tidegate.tikv.raft.region_change import present
 from tidegate.tikv.raft.region_meta import Ids
 from tidegate.tikv.raft.region_meta import load as load_regions
-from tidegate.tikv.rpc.change_data_service import ChangeDataService
 from tidegate.tikv.rpc.grpc_server import new_server
 from tidegate.tikv.rpc.handlers import health, service
 from tidegate.tikv.rpc.http_pages import StatusServer
+from tidegate.tikv.rpc.listener import Listener
 from tidegate.tikv.rpc.members import PdMembers
 from tidegate.tikv.rpc.pd_services import EtcdService, KeyspaceService, MetaStorageService, PdService
 from tidegate.tikv.rpc.status_pages import StatusPages
 from tidegate.tikv.rpc.store import Store
-from tidegate.tikv.rpc.tikv_service import TikvService
 from tidegate.tikv.rpc.upstream_service import UpstreamService
+from tidegate.tikv.store_servers import StoreServers
 from tidegate.tls import Tls
 
 SCHEDULER_THREADS: Final = 4
@@ -155,15 +144,15 @@ class EmbeddedUpstream:
         )
         self._collector = Collector(self._raftstore, self._safe_points, self.api_version, self._clock)
         self._splitter = Splitter(self._raftstore, self.operators, split_bytes)
-        self._wanted_addr = pd_addr
-        self._store_port = store_port
+        self._host = pd_addr.rpartition(":")[0]
         self._status_port = status_port
         self._status: StatusServer | None = None
-        self._store_servers: dict[int, grpc.Server] = {}
+        listener = Listener(tls)
+        self._store_servers = StoreServers(self._shared, self.stores, listener, self._host, store_port)
         self._life = threading.RLock()
         self._tls = tls
-        self.pd_members = PdMembers(new_server, self._listen, tls)
-        self._pd_addresses = [pd_addr, *[f"{pd_addr.rpartition(':')[0]}:0"] * (pd_members - 1)]
+        self.pd_members = PdMembers(new_server, listener.bind, tls)
+        self._pd_addresses = [pd_addr, *[f"{self._host}:0"] * (pd_members - 1)]
         self._stopping = threading.Event()
         self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self.pd_addr = ""
@@ -187,17 +176,17 @@ class EmbeddedUpstream:
             self.faults,
         )
         handlers = (
-            _of(pdpb_pb2, "PD", PdService(pd)),
-            _of(keyspacepb_pb2, "Keyspace", KeyspaceService(pd)),
-            _of(tidegate_pb2, "Upstream", UpstreamService(pd, self)),
-            _of(etcdserverpb_pb2, "KV", EtcdService(pd)),
-            _of(etcdserverpb_pb2, "Cluster", EtcdService(pd)),
-            _of(meta_storagepb_pb2, "MetaStorage", MetaStorageService(pd)),
+            service(pdpb_pb2, "PD", PdService(pd)),
+            service(keyspacepb_pb2, "Keyspace", KeyspaceService(pd)),
+            service(tidegate_pb2, "Upstream", UpstreamService(pd, self)),
+            service(etcdserverpb_pb2, "KV", EtcdService(pd)),
+            service(etcdserverpb_pb2, "Cluster", EtcdService(pd)),
+            service(meta_storagepb_pb2, "MetaStorage", MetaStorageService(pd)),
             health(),
         )
         pages = StatusPages(pd)
         if self._status_port is not None:
-            self._status = StatusServer(f"{self._wanted_addr.rpartition(':')[0]}:{self._status_port}")
+            self._status = StatusServer(f"{self._host}:{self._status_port}")
             self._status.start(pages.get)
         self._raftstore.start()
         try:
@@ -228,7 +217,7 @@ class EmbeddedUpstream:
         self._splitter.stop()
         if self._status is not None:
             self._status.stop()
-        ended = [server.stop(STOP_GRACE_S) for server in self._store_servers.values()]
+        ended = self._store_servers.refuse(STOP_GRACE_S)
         ended += self.pd_members.stop(STOP_GRACE_S)
         for node in list(self._shared.nodes.values()):
             node.stop()
@@ -265,11 +254,7 @@ class EmbeddedUpstream:
             info = self._known(store_id)
             if info.is_up or self._stopping.is_set():
                 return
-            server = new_server()
-            address = self._listen_store(server, info)
-            self._open(store_id, server, address)
-            server.start()
-            self._store_servers[store_id] = server
+            self._store_servers.start(info, self.status_addr)
             if elect:
                 self.operators.resume()
 
@@ -284,9 +269,7 @@ class EmbeddedUpstream:
             if not info.is_up:
                 return
             self.stores.stopped(store_id)
-            ended = self._store_servers.pop(store_id).stop(None)
-            self._shared.nodes[store_id].stop()
-            ended.wait()
+            self._store_servers.kill(store_id)
             self.operators.elect(store_id)
 
     def cut_streams(self, store_id: int = 0) -> None:
@@ -330,50 +313,7 @@ class EmbeddedUpstream:
             raise InvalidInput(f"there is no store {store_id}", fix=f"name one of these: {known}")
         return info
 
-    def _listen(self, server: grpc.Server, address: str, fix: str = "choose a free --pd address") -> str:
-        """Bind a server; returns the address with its actual port. Raises InvalidInput if it fails."""
-        try:
-            if self._tls is None:
-                port = server.add_insecure_port(address)
-            else:
-                port = server.add_secure_port(address, server_credentials(self._tls))
-        except RuntimeError as error:
-            raise InvalidInput(
-                "the upstream cannot listen", where=address, why=str(error), fix=fix
-            ) from error
-        return f"{address.rpartition(':')[0]}:{port}"
-
-    def _listen_store(self, server: grpc.Server, info: StoreInfo) -> str:
-        """Bind a store's server to its former address; at a new one if it had none or that is in use."""
-        host = self._wanted_addr.rpartition(":")[0]
-        port = self._store_port + info.id - STORE_ID if self._store_port else 0
-        if port:
-            return self._listen(server, f"{host}:{port}", "choose another --store-port")
-        if info.address:
-            try:
-                return self._listen(server, info.address, "")
-            except InvalidInput:
-                return self._listen(server, f"{host}:0", "")
-        return self._listen(server, f"{host}:0", "")
-
-    def _open(self, store_id: int, server: grpc.Server, address: str) -> None:
-        """Make a store's node, and serve it through a server."""
-        node = StoreNode(store_id, self._shared)
-        server.add_generic_rpc_handlers(
-            (
-                _of(tikvpb_pb2, "Tikv", TikvService(node.store, self.cluster_id)),
-                _of(cdcpb_pb2, "ChangeData", ChangeDataService(node.endpoint)),
-                health(),
-            )
-        )
-        node.start()
-        self.stores.started(store_id, address, self.status_addr)  # from now on it can become a leader
-
     def _beat(self) -> None:
         while not self._stopping.wait(HEARTBEAT_S):
             for store_id in self.stores.up():
                 self.stores.heartbeat(store_id)
-
-
-def _of(file: Any, name: str, implementation: object) -> grpc.GenericRpcHandler:
-    return service(file.DESCRIPTOR.services_by_name[name], implementation)

@@ -7,10 +7,10 @@ endpoint, and `upstream_service` for what only this upstream offers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import grpc
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
@@ -26,9 +26,16 @@ def _as_it_is(data: bytes) -> bytes:
     return data
 
 
-def service(descriptor: ServiceDescriptor, implementation: object) -> grpc.GenericRpcHandler:
-    """Handlers for the methods of a service that `implementation` has; others are UNIMPLEMENTED."""
-    handlers = {}
+class ProtoFile(Protocol):
+    """A module that was generated from a .proto file."""
+
+    @property
+    def DESCRIPTOR(self) -> FileDescriptor: ...
+
+
+def service(file: ProtoFile, name: str, implementation: object) -> grpc.GenericRpcHandler:
+    """Handlers for the methods of a file's service that `implementation` has; others are UNIMPLEMENTED."""
+    descriptor, handlers = file.DESCRIPTOR.services_by_name[name], {}
     for method in descriptor.methods:
         behaviour = getattr(implementation, method.name, None)
         if behaviour is None:
