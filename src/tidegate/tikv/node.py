@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from tidegate.clock import Clock
-from tidegate.tikv.cdc.endpoint import Endpoint
+from tidegate.tikv.cdc.endpoint import Endpoint, EndpointSettings
 from tidegate.tikv.cdc.limiter import SCAN_BYTES_S
 from tidegate.tikv.cdc.ticker import TICK_S, Watchdog
 from tidegate.tikv.faults import Faults
@@ -66,19 +66,22 @@ class StoreNode:
         self.concurrency.update_max_ts(tso.present())
         self.max_ts = MaxTsSync(self.concurrency, tso.get)
         self.waiting = LockWaiting(shared.detector)
+        settings = EndpointSettings(
+            cluster_id=shared.cluster_id,
+            store_id=store_id,
+            api_version=shared.api_version,
+            tick_s=shared.tick_s,
+            watchdog=shared.watchdog,
+            scan_bytes_s=shared.scan_bytes_s,
+        )
         self.endpoint = Endpoint(
-            shared.cluster_id,
+            settings,
             shared.regions,
             shared.raftstore,
             tso.get,
-            tick_s=shared.tick_s,
-            concurrency=self.concurrency,
-            api_version=shared.api_version,
-            store_id=store_id,
-            faults=shared.faults,
-            txn_status=shared.txn_status,
-            watchdog=shared.watchdog,
-            scan_bytes_s=shared.scan_bytes_s,
+            self.concurrency,
+            shared.faults,
+            shared.txn_status,
         )
         scheduler = Scheduler(shared.raftstore, shared.pool, self.concurrency, self.waiting)
         raw_ts: Callable[[], int] | None = tso.get if moves and shared.api_version == 2 else None

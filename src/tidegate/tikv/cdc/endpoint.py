@@ -17,6 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from tidegate.errors import Retryable, Undecodable
@@ -27,18 +28,18 @@ from tidegate.tikv.budget import Budget
 from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.channel import QUOTA_BYTES, UNREAD_BYTES_MAX, Channel
 from tidegate.tikv.cdc.delegate import Announced, Downstream
-from tidegate.tikv.cdc.limiter import SCAN_BYTES_S, Limiter
+from tidegate.tikv.cdc.limiter import Limiter
 from tidegate.tikv.cdc.observer import CdcObserver
 from tidegate.tikv.cdc.old_value import Counts, OldValues
 from tidegate.tikv.cdc.registrations import Registrations
 from tidegate.tikv.cdc.resolver import Resolver
 from tidegate.tikv.cdc.scans import Scans
 from tidegate.tikv.cdc.service import Connection
-from tidegate.tikv.cdc.ticker import TICK_S, Ticker, Watchdog
+from tidegate.tikv.cdc.ticker import Ticker, Watchdog
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.raft.raftstore import Command, Raftstore
-from tidegate.tikv.raft.region import STORE_ID, Region
+from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_table import RegionTable
 from tidegate.tikv.txn.status_cache import TxnStatusCache
 
@@ -49,50 +50,59 @@ _log = logging.getLogger(__name__)
 Task = Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """The settings of one store's endpoint."""
+
+    cluster_id: int
+    store_id: int
+    api_version: int
+    tick_s: float
+    """Seconds between two advances of the resolved ts."""
+    watchdog: Watchdog
+    scan_bytes_s: float
+    """Bytes per second that the incremental scans of the store may send."""
+
+
 class Endpoint:
     """The CDC module of one store. Public methods are thread-safe and only queue work."""
 
     def __init__(
         self,
-        cluster_id: int,
+        settings: EndpointSettings,
         regions: RegionTable,
         raftstore: Raftstore,
         next_ts: Callable[[], int],
-        tick_s: float = TICK_S,
-        concurrency: ConcurrencyManager | None = None,
-        api_version: int = 1,
-        store_id: int = STORE_ID,
-        faults: Faults | None = None,
-        txn_status: TxnStatusCache | None = None,
-        watchdog: Watchdog = Watchdog(),
-        scan_bytes_s: float = SCAN_BYTES_S,
+        concurrency: ConcurrencyManager,
+        faults: Faults,
+        txn_status: TxnStatusCache,
     ) -> None:
         self._unread = Budget(UNREAD_BYTES_MAX)
-        self._store_id = store_id
-        self._faults = faults or Faults()
+        self._store_id, self._cluster_id = settings.store_id, settings.cluster_id
+        self._api_version = settings.api_version
+        self._faults = faults
         self.old_values = Counts()
-        self._txn_status = txn_status or TxnStatusCache()
-        self._cluster_id = cluster_id
+        self._txn_status = txn_status
         self._raftstore = raftstore
         self._next_ts = next_ts
-        self._concurrency = concurrency or ConcurrencyManager()
-        self._api_version = api_version
+        self._concurrency = concurrency
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._backlog = 0
         self._drained = threading.Condition()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cdc", daemon=True)
         self.observer = CdcObserver(self._on_applied)
-        self._registrations = Registrations(regions, self.observer, store_id, raw=api_version == 2)
+        raw = settings.api_version == 2
+        self._registrations = Registrations(regions, self.observer, settings.store_id, raw=raw)
         put, stopping = self._tasks.put, self._stopping
-        limiter = Limiter(scan_bytes_s)
+        limiter = Limiter(settings.scan_bytes_s)
         self._scans = Scans(raftstore, self._registrations, put, stopping, limiter, self._faults)
         self._ticker = Ticker(
             *(raftstore, self._registrations, put, stopping, next_ts, self._concurrency, self._faults),
-            tick_s=tick_s,
-            watchdog=watchdog,
+            tick_s=settings.tick_s,
+            watchdog=settings.watchdog,
         )
-        raftstore.observers[store_id] = self.observer
+        raftstore.observers[settings.store_id] = self.observer
 
     def start(self) -> None:
         """Begin to work through the queue and to tick."""
