@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -30,6 +30,9 @@ import pyarrow as pa
 from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import njit, types
+from numba.core.base import BaseContext as Compiler
+from numba.core.typing import Signature
+from numba.core.typing.context import BaseContext as Typing
 from numba.extending import intrinsic
 
 from tidegate.cores import usable
@@ -37,6 +40,13 @@ from tidegate.launcher import bound
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Values: TypeAlias = Sequence[ir.Value]
+"""The arguments of an intrinsic's call."""
+Codegen: TypeAlias = Callable[[Compiler, ir.IRBuilder, Signature, Values], ir.Value]
+"""Writes the instructions of an intrinsic: given the compiler, the place, its types and its arguments."""
+Intrinsic: TypeAlias = tuple[Signature, Codegen]
+"""How numba asks for an intrinsic: the types for which it is, and its instructions."""
 
 _int64: Any = np.int64
 
@@ -113,8 +123,8 @@ def _load(bits: int, signed: bool = False) -> Callable[[int], int]:
     if signed:
         result = {8: types.int8, 16: types.int16, 32: types.int32, 64: types.int64}[bits]
 
-    def load(typingctx: Any, addr: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def load(typingctx: Typing, addr: types.Type) -> Intrinsic:
+        def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             word = ir.IntType(bits)
             value = builder.load(builder.inttoptr(args[0], word.as_pointer()))
             # Without this LLVM may assume that the address is a multiple of the word's size.
@@ -129,8 +139,8 @@ def _load(bits: int, signed: bool = False) -> Callable[[int], int]:
 def _store(bits: int) -> Any:
     word_type = {8: types.uint8, 16: types.uint16, 32: types.uint32, 64: types.uint64}[bits]
 
-    def store(typingctx: Any, addr: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def store(typingctx: Typing, addr: types.Type, value: types.Type) -> Intrinsic:
+        def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             word = ir.IntType(bits)
             done = builder.store(args[1], builder.inttoptr(args[0], word.as_pointer()))
             done.align = 1
@@ -152,8 +162,8 @@ store_u8, store_u16, store_u32, store_u64 = _store(8), _store(16), _store(32), _
 
 
 def _unary(name: str) -> Callable[[Any], int]:
-    def operation(typingctx: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def operation(typingctx: Typing, value: types.Type) -> Intrinsic:
+        def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             if name in ("bswap", "ctpop"):
                 return getattr(builder, name)(args[0])
             return getattr(builder, name)(args[0], ir.Constant(ir.IntType(1), 0))
@@ -166,8 +176,8 @@ def _unary(name: str) -> Callable[[Any], int]:
 bswap64, cttz64, ctlz64, ctpop64 = _unary("bswap"), _unary("cttz"), _unary("ctlz"), _unary("ctpop")
 
 
-def _copy32(typingctx: Any, target: Any, source: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _copy32(typingctx: Typing, target: types.Type, source: types.Type) -> Intrinsic:
+    def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         vector = ir.VectorType(ir.IntType(8), 32)
         value = builder.load(builder.inttoptr(args[1], vector.as_pointer()))
         value.align = 1
@@ -182,8 +192,8 @@ copy32 = cast("Callable[[int, int], None]", intrinsic(_copy32))
 """Copy 32 bytes, unaligned: the tail past the wanted length must be spare on both sides."""
 
 
-def _prefetch(typingctx: Any, addr: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _prefetch(typingctx: Typing, addr: types.Type) -> Intrinsic:
+    def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
         function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
@@ -202,7 +212,7 @@ def _call(argument_count: int, bits: int) -> Any:
     """A call of a C function that takes words and returns nothing, or a signed number of `bits`."""
     result = types.int32 if bits else types.void
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         word = ir.IntType(64)
         returned = ir.IntType(bits) if bits else ir.VoidType()
         pointer = ir.FunctionType(returned, [word] * argument_count).as_pointer()

@@ -18,9 +18,12 @@ import numpy.typing as npt
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
+from numba.core.base import BaseContext as Compiler
+from numba.core.typing import Signature
+from numba.core.typing.context import BaseContext as Typing
 from numba.extending import intrinsic
 
-from tidegate.kernel import inline, load_u8, load_u64
+from tidegate.kernel import Intrinsic, Values, inline, load_u8, load_u64
 from tidegate.tidb.kernels.text import I64, U64
 
 FULL: Final = 0xFFFFFFFF
@@ -104,41 +107,41 @@ _BLOCK, _BYTES = ir.VectorType(_I64, 2), ir.VectorType(_I8, 16)
 _PAIR: Final = types.UniTuple(types.uint64, 2)
 
 
-def _word(value: int) -> Any:
+def _word(value: int) -> ir.Constant:
     return ir.Constant(_I64, value)
 
 
-def _constant(low: int, high: int) -> Any:
+def _constant(low: int, high: int) -> ir.Constant:
     return ir.Constant(_BLOCK, [_word(low), _word(high)])
 
 
-def _load_block(builder: Any, addr: Any) -> Any:
+def _load_block(builder: ir.IRBuilder, addr: ir.Value) -> ir.Value:
     block = builder.load(builder.inttoptr(addr, _BLOCK.as_pointer()))
     block.align = 1
     return block
 
 
-def _block(builder: Any, low: Any, high: Any) -> Any:
+def _block(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
     half = builder.insert_element(ir.Constant(_BLOCK, ir.Undefined), low, ir.Constant(_I32, 0))
     return builder.insert_element(half, high, ir.Constant(_I32, 1))
 
 
-def _half(builder: Any, block: Any, at: int) -> Any:
+def _half(builder: ir.IRBuilder, block: ir.Value, at: int) -> ir.Value:
     return builder.extract_element(block, ir.Constant(_I32, at))
 
 
-def _returned(context: Any, builder: Any, block: Any) -> Any:
+def _returned(context: Compiler, builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     return context.make_tuple(builder, _PAIR, (_half(builder, block, 0), _half(builder, block, 1)))
 
 
-def _clmul(builder: Any, block: Any, constant: tuple[int, int], halves: int) -> Any:
+def _clmul(builder: ir.IRBuilder, block: ir.Value, constant: tuple[int, int], halves: int) -> ir.Value:
     """The product of one half of each; `halves`: bit 0 selects the block's half, bit 4 the constant's."""
     kind = ir.FunctionType(_BLOCK, [_BLOCK, _BLOCK, _I8])
     multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.pclmulqdq")
     return builder.call(multiply, [block, _constant(*constant), ir.Constant(_I8, halves)])
 
 
-def _shifted(builder: Any, block: Any, head: Any) -> Any:
+def _shifted(builder: ir.IRBuilder, block: ir.Value, head: ir.Value) -> ir.Value:
     """The first `head` (below 16) bytes of a block moved to its end, with zeros before them."""
     bytes_of = ir.ArrayType(_I8, 32)
     # PSHUFB writes a zero for an index with its high bit. A mask that begins at `head` has 16 - `head` of
@@ -152,14 +155,14 @@ def _shifted(builder: Any, block: Any, head: Any) -> Any:
     return builder.bitcast(builder.call(shuffle, [builder.bitcast(block, _BYTES), mask]), _BLOCK)
 
 
-def _stepped(builder: Any, state: Any, data: Any, by: tuple[int, int]) -> Any:
+def _stepped(builder: ir.IRBuilder, state: ir.Value, data: ir.Value, by: tuple[int, int]) -> ir.Value:
     """The state moved by the distance of the constants and combined with the block at that place."""
     low, high = _clmul(builder, state, by, 0x00), _clmul(builder, state, by, 0x11)
     return builder.xor(builder.xor(low, high), data)
 
 
-def _fold(typingctx: Any, register: Any, addr: Any, size: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _fold(typingctx: Typing, register: types.Type, addr: types.Type, size: types.Type) -> Intrinsic:
+    def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         register, addr, size = args
         # Zeros before the first bytes do not change the remainder. So the odd bytes come first, as a block
         # with zeros before them, and only whole blocks follow.
@@ -207,8 +210,8 @@ def _fold(typingctx: Any, register: Any, addr: Any, size: Any) -> Any:
     return _PAIR(types.int64, types.int64, types.int64), codegen
 
 
-def _append(typingctx: Any, low: Any, high: Any, word: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _append(typingctx: Typing, low: types.Type, high: types.Type, word: types.Type) -> Intrinsic:
+    def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         low, high, word = args
         moved = _clmul(builder, _block(builder, low, _word(0)), _BY_16, 0x10)
         return _returned(context, builder, builder.xor(moved, _block(builder, high, word)))
@@ -216,8 +219,8 @@ def _append(typingctx: Any, low: Any, high: Any, word: Any) -> Any:
     return _PAIR(types.uint64, types.uint64, types.uint64), codegen
 
 
-def _reduce(typingctx: Any, low: Any, high: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _reduce(typingctx: Typing, low: types.Type, high: types.Type) -> Intrinsic:
+    def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         low, high = args
         lows = _constant(FULL, FULL)
         moved = _clmul(builder, _block(builder, low, _word(0)), _BY_16, 0x10)

@@ -22,9 +22,12 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
+from numba.core.base import BaseContext as Compiler
+from numba.core.typing import Signature
+from numba.core.typing.context import BaseContext as Typing
 from numba.extending import intrinsic
 
-from tidegate.kernel import inline, store_u8
+from tidegate.kernel import Intrinsic, Values, inline, store_u8
 from tidegate.kernel_ascii import LOWER_E, MINUS, PLUS, POINT, ZERO
 from tidegate.tidb.kernels.text import I64, POWERS_OF_TEN, U64, put_eight, put_i64, put_u64
 
@@ -74,9 +77,9 @@ _MAGNITUDE: Final = (1 << 63) - 1
 _INFINITE: Final = 0x7FF << 52
 
 
-def _multiply_high(typingctx: Any, left: Any, right: Any) -> Any:
+def _multiply_high(typingctx: Typing, left: types.Type, right: types.Type) -> Intrinsic:
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         wide = ir.IntType(128)
         product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
         return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
@@ -84,9 +87,9 @@ def _multiply_high(typingctx: Any, left: Any, right: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), codegen
 
 
-def _single_bits(typingctx: Any, bits: Any) -> Any:
+def _single_bits(typingctx: Typing, bits: types.Type) -> Intrinsic:
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         single = builder.fptrunc(builder.bitcast(args[0], ir.DoubleType()), ir.FloatType())
         return builder.zext(builder.bitcast(single, ir.IntType(32)), ir.IntType(64))
 
