@@ -91,7 +91,7 @@ _JSON_WRITERS: Final = [
 ]  # fmt: skip
 
 
-def _left_out(codec: RowCodec) -> str:
+def _left_out(codec: RowCodec[Any]) -> str:
     """The kinds of columns that are not compared because of a protocol's losses, with its marks."""
     given = (
         dict(one.split("=") for one in codec.unmarked.option.split("&")) if codec.unmarked is not None else {}
@@ -126,7 +126,7 @@ def _row(codec: AnyCodec) -> list[str]:
     return [f"`{codec.name}`", ", ".join(aliases), what, ddl, marks, ", ".join(own) or ABSENT]
 
 
-def _lost(codec: ReadCodec, loss: Loss) -> str:
+def _lost(codec: ReadCodec[Any], loss: Loss) -> str:
     """When a protocol loses something: always, or by which switch."""
     usual = codec.options()
     has_new = isinstance(codec, RowCodec) and "new" in codec.flavours

@@ -131,7 +131,7 @@ def decoder(options: CodecOptions) -> Decoder:
     return _decoder(codec, options)
 
 
-def _decoder(codec: ReadCodec, options: CodecOptions) -> Decoder:
+def _decoder(codec: ReadCodec[Any], options: CodecOptions) -> Decoder:
     plain = codec.decoder(options)
     reader = plain if codec.form is None else BatchDecoder(plain, codec.form)
     return reader if codec.binary is None else codec.binary(plain, reader)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tidegate.codec.base import Batch, CodecOptions, Decoded, Decoder, Encoder
 from tidegate.codec.decoding.template import DecodeForm
@@ -20,6 +20,9 @@ from tidegate.codec.schema_book import SchemaBook, Subject
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.schema import TableSchema
+
+Options = TypeVar("Options", bound=CodecOptions)
+"""The options of the protocol whose entry it is."""
 
 
 class DdlTo(StrEnum):
@@ -62,12 +65,12 @@ class Loss(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schemas:
+class Schemas(Generic[Options]):
     """How a protocol uses a schema registry. Pure: `codec.schema_book` describes who calls what, and when."""
 
-    placed: Callable[[Any, str, str, SchemaBook], Any]
+    placed: Callable[[Options, str, str, SchemaBook], Options]
     """Options completed by the topic, the changefeed's namespace, and the book with its schemas."""
-    needed: Callable[[TableSchema, Any], Sequence[Subject]]
+    needed: Callable[[TableSchema, Options], Sequence[Subject]]
     """The subjects to register before rows of a table version are encoded."""
     named: Callable[[Batch], Sequence[int]]
     """The schema ids in messages, which must be looked up before the messages are decoded."""
@@ -86,12 +89,12 @@ class MarkEncoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Unmarked:
+class Unmarked(Generic[Options]):
     """For a protocol that has resolved marks only under an option: how to detect that, and why it matters."""
 
     option: str
     """The part of a sink URI that turns marks on, as `name=value`; empty: no option does."""
-    without: Callable[[Any], bool]
+    without: Callable[[Options], bool]
     """Whether messages written with these options have no marks."""
     shown: Callable[[Sequence[bytes | None], Decoded], bool]
     """Whether these values, and what was decoded from them, show that they were written without marks."""
@@ -100,10 +103,10 @@ class Unmarked:
 
 
 @dataclass(frozen=True, slots=True)
-class Definitions:
+class Definitions(Generic[Options]):
     """For a protocol whose rows do not contain their columns' types: other messages do, per table version."""
 
-    encode: Callable[[TableSchema, Any, int], Message]
+    encode: Callable[[TableSchema, Options, int], Message]
     """The message that defines a table version, from options and the build time in ms. The pipeline sends it
     before that version's rows, to each of their partitions, in the same transaction."""
     may_define: Callable[[bytes], bool]
@@ -113,25 +116,25 @@ class Definitions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Codec:
+class Codec(Generic[Options]):
     """The part of an entry that protocols of rows and protocols of keys share."""
 
     name: str
     aliases: tuple[str, ...] = ()
     """Other names that a user may write; an empty one means that the protocol may be left out."""
-    options: type[CodecOptions]
+    options: type[Options]
     ddl_to: DdlTo
-    unmarked: Unmarked | None = None
+    unmarked: Unmarked[Options] | None = None
     """None: messages always include resolved marks."""
     admin: Callable[[int], Message] | None = None
     """The message that from here on rows go to so many partitions; None: only Resolved's headers say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadCodec(Codec):
+class ReadCodec(Codec[Options]):
     """A protocol of rows of tables, as readers use it; one that can also be written is a `RowCodec`."""
 
-    decoder: Callable[[Any], Decoder]
+    decoder: Callable[[Options], Decoder]
     """Makes the plain decoder from the options. It alone decides which messages are bad: the oracle of
     `form`."""
     form: DecodeForm | None
@@ -139,7 +142,7 @@ class ReadCodec(Codec):
     binary: Callable[[Any, Decoder], Decoder] | None = None
     """For messages in a binary form: makes the compiled decoder, from the plain decoder and the decoder of
     messages that it leaves out. None: there is none."""
-    schemas: Schemas | None = None
+    schemas: Schemas[Options] | None = None
     """None: messages contain no schema ids."""
     named: Callable[[str], str] = str
     """How messages write the name of a schema, table or column."""
@@ -150,52 +153,53 @@ class ReadCodec(Codec):
     states_zone: bool = False
     """Whether messages contain the zone of their TIMESTAMPs; one with another zone than the options is
     bad."""
-    unread: Callable[[Any], str] = lambda options: ""
+    unread: Callable[[Options], str] = lambda options: ""
     """The setting, in the user's words, that makes messages unreadable for our decoder; empty: there is
     none."""
-    lacks_old: Callable[[Any], str] = lambda options: ""
+    lacks_old: Callable[[Options], str] = lambda options: ""
     """The setting, in the user's words, because of which updates lack the old image; empty: they have it."""
-    definitions: Definitions | None = None
+    definitions: Definitions[Options] | None = None
     """None: a row contains everything that is needed to read it."""
     large: Large | None = None
     """How rows that do not fit are sent, under `LargeOptions`; None: they are refused."""
-    losses: Callable[[Any], frozenset[Loss]]
+    losses: Callable[[Options], frozenset[Loss]]
     """The losses of decoding under these options; it restores everything else."""
     unwritten: str = ""
     """Why the protocol can only be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowCodec(ReadCodec):
+class RowCodec(ReadCodec[Options]):
     """A protocol of rows of tables that can be read and written."""
 
-    encoder: Callable[[Any], Encoder]
+    encoder: Callable[[Options], Encoder]
     """Makes the plain encoder from the options: the oracle of `plan`, and the encoder of the owner."""
-    plan: Callable[[TableSchema, Any, int], EncodePlan]
+    plan: Callable[[TableSchema, Options, int], EncodePlan]
     """The encode plan of a table version under options, for build times of so many digits."""
     flavours: tuple[str, ...] = ("classic",)
     """The flavours that it can write."""
-    classic_only: Callable[[Any], str] = lambda options: ""
+    classic_only: Callable[[Options], str] = lambda options: ""
     """Why these options require the classic flavour; empty: they work with all flavours."""
-    no_checksums: Callable[[Any], str] = lambda options: ""
+    no_checksums: Callable[[Options], str] = lambda options: ""
     """Why rows cannot be compared with their checksums under these options; empty: they can."""
-    checksums: Callable[[Any], bool] = lambda options: False
+    checksums: Callable[[Options], bool] = lambda options: False
     """Whether messages contain the rows' checksums under these options."""
-    row_keys: Callable[[Any], bool] = lambda options: False
+    row_keys: Callable[[Options], bool] = lambda options: False
     """Whether messages contain the rows' keys in TiKV under these options."""
-    splits_updates: Callable[[Any], bool] = lambda options: False
+    splits_updates: Callable[[Options], bool] = lambda options: False
     """Whether updates that change a unique key must be split into delete and insert under these options,
     because one message cannot express both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyCodec(Codec):
+class KeyCodec(Codec[Options]):
     """A protocol of keys without tables."""
 
-    marks: Callable[[Any], MarkEncoder]
+    marks: Callable[[Options], MarkEncoder]
     """Makes the encoder of the owner's messages from the options."""
     texts: tuple[bytes, ...]
     """The constants between numbers, keys and values: see `codec.keys`."""
 
 
-AnyCodec: TypeAlias = ReadCodec | KeyCodec
+AnyCodec: TypeAlias = ReadCodec[Any] | KeyCodec[Any]
+"""A protocol by its name, for callers that do not know its options."""

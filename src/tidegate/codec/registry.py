@@ -83,7 +83,7 @@ def codec(name: str) -> AnyCodec:
     return found
 
 
-def reader_of(options: CodecOptions) -> ReadCodec:
+def reader_of(options: CodecOptions) -> ReadCodec[Any]:
     """The entry of a protocol of rows, for readers; InvalidInput for a protocol of keys."""
     found = codec(options.protocol)
     if not isinstance(found, ReadCodec):
@@ -91,7 +91,7 @@ def reader_of(options: CodecOptions) -> ReadCodec:
     return found
 
 
-def codec_of(options: CodecOptions) -> RowCodec:
+def codec_of(options: CodecOptions) -> RowCodec[Any]:
     """The entry of a protocol of rows, for writers; InvalidInput if it has keys, or can only be read."""
     found = reader_of(options)
     if not isinstance(found, RowCodec):
@@ -99,7 +99,7 @@ def codec_of(options: CodecOptions) -> RowCodec:
     return found
 
 
-def key_codec_of(options: CodecOptions) -> KeyCodec:
+def key_codec_of(options: CodecOptions) -> KeyCodec[Any]:
     """The entry of a protocol of keys; InvalidInput for one of rows."""
     found = codec(options.protocol)
     if not isinstance(found, KeyCodec):
@@ -233,7 +233,7 @@ def _check_switches(options: CodecOptions) -> None:
             raise _refuse(option, "true", f"it has no effect without {other}", f"add {other} to the sink URI")
 
 
-def _check_images(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:
+def _check_images(found: RowCodec[Any], options: CodecOptions, config: ReplicaConfig) -> None:
     """Readers identify rows of tables without a key by their whole content, so all of it must be sent."""
     lacking = found.lacks_old(options)
     if not lacking and config.sink.delete_only_output_handle_key_columns:
@@ -254,7 +254,7 @@ def _check_images(found: RowCodec, options: CodecOptions, config: ReplicaConfig)
         )
 
 
-def _check_schemas(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:
+def _check_schemas(found: RowCodec[Any], options: CodecOptions, config: ReplicaConfig) -> None:
     """Check that a protocol with a schema registry has one, and that its checksums are possible."""
     if found.schemas is not None and not config.sink.schema_registry:
         raise InvalidInput(
@@ -272,7 +272,7 @@ def _check_schemas(found: RowCodec, options: CodecOptions, config: ReplicaConfig
         )
 
 
-def _check_read_back(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:
+def _check_read_back(found: RowCodec[Any], options: CodecOptions, config: ReplicaConfig) -> None:
     """Messages can be compared with their rows only if they contain types."""
     if config.integrity.verify_encoded and (why := unverified(found, options)):
         raise InvalidInput(
@@ -297,7 +297,7 @@ def _check_alignment(options: CodecOptions, config: ReplicaConfig) -> None:
     )
 
 
-def unverified(found: ReadCodec, options: CodecOptions) -> str:
+def unverified(found: ReadCodec[Any], options: CodecOptions) -> str:
     """Why messages written with these options cannot be compared with their rows; empty: they can."""
     if setting := found.unread(options):
         return f"with {setting} its messages do not have the types of their columns"
@@ -334,7 +334,7 @@ def codec_options(settings: Mapping[str, str | int | bool]) -> CodecOptions:
             raise _refuse(
                 option, value, f"{found.name} has no such option", "use protocol " + " or ".join(others)
             )
-    options = found.options(**given)
+    options: CodecOptions = found.options(**given)
     _check(options)
     return options
 

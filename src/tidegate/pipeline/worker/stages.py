@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -146,14 +146,14 @@ def _same(options: CodecOptions, topic: str) -> CodecOptions:
 
 
 def _placed(
-    schemas: Schemas, namespace: str, book: SchemaBook, options: CodecOptions, topic: str
+    schemas: Schemas[Any], namespace: str, book: SchemaBook, options: CodecOptions, topic: str
 ) -> CodecOptions:
     placed: CodecOptions = schemas.placed(options, topic, namespace, book)
     return placed
 
 
 def _registering(
-    registry: SchemaRegistry, book: SchemaBook, schemas: Schemas
+    registry: SchemaRegistry, book: SchemaBook, schemas: Schemas[Any]
 ) -> Callable[[TableSchema, CodecOptions], None]:
     return lambda table, options: register_missing(book, registry, schemas.needed(table, options))
 

@@ -29,7 +29,7 @@ def _lacks_old(options: AvroOptions) -> str:
     return "" if options.avro_include_before_value else without
 
 
-CODEC: Final = RowCodec(
+CODEC: Final[RowCodec[AvroOptions]] = RowCodec(
     name=AvroOptions.protocol,
     options=AvroOptions,
     ddl_to=DdlTo.ALL,

@@ -27,7 +27,7 @@ def _losses(options: CanalOptions) -> frozenset[Loss]:
 
 LARGE: Final = Large(framed=False, size=size, parts=parts)
 
-CODEC: Final = RowCodec(
+CODEC: Final[RowCodec[CanalOptions]] = RowCodec(
     name=CanalOptions.protocol,
     aliases=("canal_json",),
     options=CanalOptions,

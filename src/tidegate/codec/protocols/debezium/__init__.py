@@ -41,7 +41,7 @@ def _shown(values: Sequence[bytes | None], decoded: Decoded) -> bool:
     return not any('"tidb_type":' in column.type_name for column in decoded.rows[0].columns)
 
 
-CODEC: Final = RowCodec(
+CODEC: Final[RowCodec[DebeziumOptions]] = RowCodec(
     name=DebeziumOptions.protocol,
     options=DebeziumOptions,
     ddl_to=DdlTo.ALL,

@@ -5,7 +5,7 @@ from typing import Final
 from tidegate.codec.entry import DdlTo, KeyCodec
 from tidegate.codec.protocols.kv_json.plain import TEXTS, KvMarks, KvOptions
 
-CODEC: Final = KeyCodec(
+CODEC: Final[KeyCodec[KvOptions]] = KeyCodec(
     name=KvOptions.protocol,
     # TiKV-CDC has only this protocol, and calls it open-protocol or gives it no name.
     aliases=("", "default", "open", "open-protocol"),

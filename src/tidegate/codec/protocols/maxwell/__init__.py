@@ -5,7 +5,7 @@ from typing import Final
 from tidegate.codec.entry import DdlTo, Loss, ReadCodec, Unmarked
 from tidegate.codec.protocols.maxwell.plain import MaxwellDecoder, MaxwellOptions
 
-CODEC: Final = ReadCodec(
+CODEC: Final[ReadCodec[MaxwellOptions]] = ReadCodec(
     name=MaxwellOptions.protocol,
     options=MaxwellOptions,
     ddl_to=DdlTo.ALL,

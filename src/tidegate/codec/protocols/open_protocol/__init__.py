@@ -31,7 +31,7 @@ def _losses(options: OpenOptions) -> frozenset[Loss]:
 
 LARGE: Final = Large(framed=True, size=size, parts=parts)
 
-CODEC: Final = RowCodec(
+CODEC: Final[RowCodec[OpenOptions]] = RowCodec(
     name=OpenOptions.protocol,
     aliases=("default", "open", "open_protocol"),
     options=OpenOptions,

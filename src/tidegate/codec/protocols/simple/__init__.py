@@ -20,7 +20,7 @@ LARGE: Final = Large(
     refuses=lambda options: "its Avro messages are written of whole rows only" if options.in_avro else "",
 )
 
-CODEC: Final = RowCodec(
+CODEC: Final[RowCodec[SimpleOptions]] = RowCodec(
     name=SimpleOptions.protocol,
     options=SimpleOptions,
     ddl_to=DdlTo.ALL,

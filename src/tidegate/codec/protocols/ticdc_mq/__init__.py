@@ -8,7 +8,7 @@ from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqDecoder, T
 from tidegate.codec.protocols.ticdc_mq.plan import plan
 from tidegate.codec.protocols.ticdc_mq.templates import ROUTE, cells, templates
 
-CODEC: Final = RowCodec(
+CODEC: Final[RowCodec[MqOptions]] = RowCodec(
     name=MqOptions.protocol,
     aliases=("ticdc_mq",),
     options=MqOptions,
