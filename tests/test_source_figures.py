@@ -24,9 +24,12 @@ class Small:
 def test_comments_docstrings_kernels_and_numbers_are_counted(tmp_path: Path) -> None:
     (tmp_path / "proto").mkdir()
     (tmp_path / "proto" / "made.py").write_text("# generated\n")
-    (tmp_path / "some_kernels.py").write_text(KERNELS)
+    (tmp_path / "puller").mkdir()
+    (tmp_path / "puller" / "some_kernels.py").write_text(KERNELS)
     figures = of(tmp_path)
     assert figures.files == [14]
     assert (figures.comments, figures.docstrings, figures.any_names) == (1, 4, 1)
+    assert figures.rooms == {"puller": (1, 14), "kernels": (1, 14)}
+    assert next(text for name, text in figures.rows() if name == "lines of comment in puller") == "7.14 %"
     assert (figures.functions, figures.classes) == ([3], [4])
     assert (figures.kernel_arguments, figures.kernel_numbers) == ([2], 1)

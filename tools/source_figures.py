@@ -4,7 +4,7 @@
 
 Use it with the trees of two commits to see what has changed between them. Generated files (`proto`) are left out.
 A kernel is a function in a file of kernels that is decorated with `kernel` or `inline`. Its numbers are the
-integers in its body except 0, 1 and -1.
+integers in its body except 0, 1 and -1. A line of comment has nothing else.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ LONG_FILE: Final = 400
 LARGE_FILE: Final = 500
 LARGE_CLASS: Final = 300
 PLAIN: Final = (0, 1)
+HARD: Final = "puller", "eventstore", "kvclient", "control", "server", "pipeline", "sink", "consumer", "tikv"
+"""The folders whose comments are counted by themselves, and KERNELS."""
+KERNELS: Final = "kernels"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -35,6 +38,8 @@ class Figures:
     files: list[int] = field(default_factory=list)
     """Lines of each file."""
     comments: int = 0
+    rooms: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """For each folder, and for the files of kernels: lines of comment, and all lines."""
     docstrings: int = 0
     functions: list[int] = field(default_factory=list)
     """Lines of each function, without its docstring."""
@@ -43,14 +48,18 @@ class Figures:
     kernel_arguments: list[int] = field(default_factory=list)
     kernel_numbers: int = 0
 
-    def add(self, path: Path) -> None:
-        """Count one file."""
+    def add(self, path: Path, room: str) -> None:
+        """Count one file. `room`: its folder at the top of the tree."""
         with tokenize.open(path) as opened:
             text = opened.read()
         self.files.append(text.count("\n"))
-        self.comments += sum(line.lstrip().startswith("#") for line in text.splitlines())
+        comments = sum(line.lstrip().startswith("#") for line in text.splitlines())
+        self.comments += comments
         tree = ast.parse(text)
         has_kernels = path.name.endswith("kernels.py") or path.parent.name == "kernels"
+        for one in (room, *([KERNELS] if has_kernels else [])):
+            before = self.rooms.get(one, (0, 0))
+            self.rooms[one] = before[0] + comments, before[1] + self.files[-1]
         for node in ast.walk(tree):
             if isinstance(node, Function | ast.ClassDef | ast.Module):
                 self.docstrings += _docstring_lines(node)
@@ -70,6 +79,9 @@ class Figures:
         yield "files", f"{len(self.files):,}"
         yield "lines", f"{lines:,}"
         yield "lines of comment", f"{self.comments:,} ({100 * self.comments / lines:.2f} %)"
+        for room in (*HARD, KERNELS):
+            comments, of_room = self.rooms.get(room, (0, 0))
+            yield f"lines of comment in {room}", f"{100 * comments / of_room:.2f} %" if of_room else "-"
         yield "lines of docstring", f"{self.docstrings:,} ({100 * self.docstrings / lines:.1f} %)"
         yield f"files above {LONG_FILE} lines", f"{sum(n > LONG_FILE for n in self.files)}"
         yield f"files above {LARGE_FILE} lines", f"{sum(n > LARGE_FILE for n in self.files)}"
@@ -90,8 +102,9 @@ def of(tree: Path) -> Figures:
     """The figures of all Python files under a folder."""
     found = Figures()
     for path in sorted(tree.rglob("*.py")):
-        if "proto" not in path.relative_to(tree).parts:
-            found.add(path)
+        parts = path.relative_to(tree).parts
+        if "proto" not in parts:
+            found.add(path, parts[0])
     return found
 
 
