@@ -22,6 +22,7 @@ def ended_by(change: RegionChange, region: Region, store_id: int) -> pb.Error | 
         case CommandKind.TRANSFER:
             (now,) = change.now
             return None if now.leader == store_id else as_capture_error(not_leader(now))
+        # Leader and keys stay, so the registration serves the same rows as before.
         case CommandKind.CHANGE_PEERS | CommandKind.PREPARE_FLASHBACK | CommandKind.FINISH_FLASHBACK:
             return None
 

@@ -104,6 +104,8 @@ class Channel:
         """Queue an event of a scan, waiting for room; False if the subscription ended meanwhile."""
         size = len(event) + EVENT_OVERHEAD
         with self._changed:
+            # Counted, because a client that does not read while scans wait is stuck, even if its quota is not
+            # used up.
             self._scans_waiting += 1
             while self._holds_up_scans() and not (of.stopped or self._closed):
                 self._changed.wait()
@@ -200,12 +202,14 @@ class Channel:
                 self._changed.wait()
             if self._closed:
                 return None
+            # The time in which there was nothing to send is no silence of the client (`is_stuck`).
             self._sent_at = self._monotonic()
             taken = [self._items.popleft() for _ in range(min(len(self._items), DRAIN_MAX))]
             size = sum(item.size for item in taken)
             self._bytes -= size
             self._budget.add(-size)
             self._errors -= sum(item.is_error for item in taken)
+            # Wakes the scans that wait for room, and requests that wait for errors to be read.
             self._changed.notify_all()
         return _pack(taken)
 

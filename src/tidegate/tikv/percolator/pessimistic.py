@@ -53,6 +53,8 @@ def pessimistic_lock(
                 response.values.append(held.value or b"")
             if request.return_values or request.check_existence:
                 response.not_founds.append(held.value is None)
+    # The outcome has no changes: the locks of earlier keys are dropped with the list, so all keys are locked
+    # or none.
     except _BlockedError as blocked:
         return CommandOutcome(_refusal(blocked, force), blocked=blocked.blocked)
     except RefusedError as refused:
@@ -154,6 +156,7 @@ def pessimistic_rollback(
     changes: list[Change] = []
     for key in encoded if encoded is not None else map(keys.encode, request.keys):
         lock = reader.lock(key)
+        # A later statement may have taken the lock once more, at a higher for_update_ts.
         if (
             lock is not None
             and lock.kind == mvcc.KIND_PESSIMISTIC

@@ -89,6 +89,8 @@ def _check_record(
         raise RefusedError(pb.KeyError(txn_not_found=missing))
     if request.resolving_pessimistic_lock:
         return pb.CheckTxnStatusResponse(action=pb.LockNotExistDoNothing)
+    # The record is for a prewrite that is still under way: without it that prewrite would bring the
+    # transaction back.
     make_rollback(reader, key, request.lock_ts, record, other, changes, True)
     return pb.CheckTxnStatusResponse(action=pb.LockNotExistRollback)
 

@@ -78,6 +78,7 @@ def leave_joint(region: Region) -> RegionChange:
             f"region {region.id} is not in joint state", why=f"its peers are {described(region)}"
         )
     leader = region.peer_on(region.leader)
+    # A learner cannot lead, and this peer becomes one.
     if leader is not None and leader.role is Role.DEMOTING_VOTER:
         raise InvalidInput(
             f"store {region.leader} leads region {region.id} and would be demoted",

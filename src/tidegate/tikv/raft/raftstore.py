@@ -204,6 +204,8 @@ class Raftstore:
         found = []
         for command in commands:
             was = command.region
+            # By identity: a region that did not change is the same object, so the usual command costs one
+            # comparison.
             if was is not None and (was is not by_id.get(was.id) or was.merging):
                 refusal = self.regions.refusal(was)
                 if refusal is not None:

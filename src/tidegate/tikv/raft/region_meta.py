@@ -59,6 +59,7 @@ def load(engine: Engine, boundaries: Sequence[bytes], stores: int = 1) -> Region
                 Region(number, bytes.fromhex(start), bytes.fromhex(end), version, conf_ver)
                 for number, start, end, version, conf_ver in json.loads(old)
             ]
+        # In one write. After a crash there is one form or the other, never both.
         engine.write([*(row(each) for each in found), (META, OLD_KEY, None)])
         engine.sync()
     return RegionTable(sorted(found, key=lambda region: region.start))

@@ -101,6 +101,7 @@ class Flashback:
 
         first = self._first(what, request.start_ts)
         reader = MvccReader(self._engine)
+        # No other lock is left in the range (`_roll_back`), so this is the lock of an earlier attempt.
         if first is None or reader.lock(first) is not None:
             done()
             return

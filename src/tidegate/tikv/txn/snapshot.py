@@ -232,6 +232,8 @@ def scan_locks(
     """Locks with start_ts <= max_version in key order, at most `limit` (0: all)."""
     response = pb.ScanLockResponse()
     if concurrency is not None:
+        # Before the locks are looked at. A transaction that chooses its min_commit_ts later finds this max_ts
+        # and commits above it; one that chose it earlier has its locks in memory, where they are found.
         concurrency.update_max_ts(request.max_version)
         for key, lock in concurrency.locks_in(start, end):
             if lock.start_ts <= request.max_version:

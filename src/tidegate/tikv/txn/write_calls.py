@@ -120,6 +120,8 @@ class TxnWrites:
                 return outcome
 
             def then(response: Any, error: Exception | None) -> None:
+                # Only now is the lock durable. If the cache promised earlier and the write failed, the
+                # resolved ts could pass a commit.
                 if error is None:
                     for each in promised:
                         self._txn_status.update(*each)
