@@ -137,6 +137,7 @@ class GrantedRanges:
     def _forget(self, capture: str) -> None:
         held = self._held.pop(capture, None)
         if held is not None and not self._held:
+            # It was the last one, so all ranges that are left are its own.
             self._holders.clear()
         elif held is not None:
             for span in held.places:

@@ -142,6 +142,7 @@ class Owner:
 
     def learn(self, batches: Iterable[DdlBatch], known: int) -> None:
         """Learn DDL, in order; all DDL up to `known` is known afterwards."""
+        # Both read it, and it may be an iterator.
         found = list(batches)
         self.barrier.learn(found, known)
         self.agreement.learn(found, known, self.ranges.captures)

@@ -296,6 +296,7 @@ def _not_running(one: OwnedRange, captures: Mapping[str, CaptureFacts]) -> Why |
         name = capture.name if capture is not None else one.capture
         words = f"capture {name} has no session any more; the others get its ranges"
         return _stopped(Reason.GONE, words)
+    # Before `running`, which is only what the capture said last.
     if capture.is_quiet:
         words = f"capture {capture.name} has sent nothing for {seconds(capture.silent_s)}"
         if capture.lost_in_s > 0:

@@ -113,6 +113,8 @@ class Inbox:
             case Dispatch(header):
                 if header.owner_rev == self.last[0] and header.sequence <= self.last[1]:
                     return Word.OLD
+                # The epoch names the process of this capture. An order that was meant for its predecessor
+                # must not start anything.
                 return Word.NEW if header.capture_epoch == self._epoch else Word.MISDIRECTED
             case _:
                 assert_never(message)

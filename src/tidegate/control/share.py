@@ -222,6 +222,8 @@ def _chosen(
     if keys and (at_most == 0 or at_most >= len(captures)):
         return list(captures)
 
+    # Those with most weight keep it, so that as little as possible moves. `not held` sorts captures without
+    # any key last.
     def rank(name: str) -> tuple[int, bool]:
         held = [part for span in before.get(name, ()) if (part := span.intersect(wanted)) is not None]
         return -sum(weights.of_part(*_within(keys, part)) for part in held), not held

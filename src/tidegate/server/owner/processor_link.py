@@ -264,8 +264,11 @@ class ProcessorLink:
             header = message.header
             peer = self._peers.get(header.capture)
             ours = self._terms().instance, self._node.owner_rev
+            # A late message to an earlier owner, or about a removed feed of this name, must not change what
+            # we know.
             if peer is not None and (header.instance, header.owner_rev) == ours:
                 self._take(peer, message)
+                # After `take`: `meet` wakes, and looks at what the Sync has said.
                 if isinstance(message, Sync):
                     self._answered.set()
         self._wake()

@@ -151,6 +151,8 @@ class ProcessorReports:
             _log_version(peer.capture, message.processor_version)
         peer.version = message.processor_version
         if peer.runs:
+            # A Sync about other ranges than those it prepares for now says nothing about how far these are
+            # received.
             peer.receives(message.received if tuple(message.coming) == peer.coming else 0, now)
         self._set_loads(peer.capture, message.loads)
         self._take_progress(peer, message.incarnation, message.checkpoints, message.ddl, owner, now)
@@ -171,8 +173,12 @@ class ProcessorReports:
     ) -> None:
         peer.knows(ddl.upto)
         if owner is not None:
+            # First, because the progress counts only if the capture knows the same DDL
+            # (`control.ddl_agreement`).
             owner.receive_ddl(peer.capture, ddl)
             owner.report(peer.capture, incarnation, ranges)
+        # Only a processor that prepares has the coming ranges as its own; one that delivers reports those it
+        # was granted.
         if not peer.runs and {one.id for one in ranges} == set(peer.coming):
             peer.receives(min((one.resolved_ts for one in ranges), default=0), now)
 
@@ -184,6 +190,7 @@ class ProcessorReports:
         # An answer to an earlier Dispatch says nothing about what was asked for since.
         if asked is not None and message.answers >= asked.header.sequence and not is_running:
             peer.given_up.set()
+        # It does not deliver, so no incarnation fails. The ranges stay with those that have them.
         if message.error is not None and not peer.runs and peer.coming:
             event(
                 LOG, logging.WARNING, "capture cannot prepare", capture=peer.capture, error=message.error.what

@@ -174,6 +174,7 @@ class Sharing:
         before = self.now
         after = handed(self.wanted, pieces, before, [by_table[table] for table in tables], taker)
         most = RANGES_PER_CAPTURE * len({*after, *self.captures.able()})
+        # If there are more ranges already, none may be added, but what is there may move.
         if (ranges := sum(map(len, after.values()))) > max(most, sum(map(len, before.values()))):
             raise ValueError(f"the key space would be in {ranges} ranges, and {most} are allowed")
         moves = moved(before, after, pieces)

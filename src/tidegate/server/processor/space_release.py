@@ -42,10 +42,12 @@ class SpaceRelease:
 
         `beats`: those of its pipeline, empty if it has none. `loads`: whether its initial load is under way.
         """
+        # A pipeline that ends has no beats. That is no progress, so those of the last one stay.
         before, self._passed = self._passed, (checkpoint, beats or self._passed[1])
         if self._passed != before or loads:
             spans.note_progress(self._feed, now)
             return None
+        # Only for the sake of others. If none is blocked, a feed that waits keeps what it has pulled.
         others = spans.feeds_blocked_by(self._feed, now)
         if not others:
             return None
