@@ -113,6 +113,7 @@ class EtcdClient:
                     )
             except Retryable as error:
                 calls.append(Unanswered(str(error)))
+        # Only after all are sent: otherwise each would wait for the answer to the one before.
         return [self._collect(address, one) for one in calls]
 
     def _collect(self, address: str, call: Any) -> pb.TxnResponse | Unanswered:

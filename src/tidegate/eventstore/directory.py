@@ -158,6 +158,8 @@ class Directory:
         of_each = np.diff(first)
         if not good or (of_each < 1).any() or (np.diff(starts) < 0).any():
             raise Damaged("the directory contradicts itself")
+        # An entry that is all of its batch lists no rows. Entries of any other batch must list each of its
+        # rows once, and none may be empty.
         listed = starts[first[1:]] - starts[first[:-1]]
         empty = np.diff(starts) == 0
         if (listed != np.where(of_each == 1, 0, self._rows)).any() or (

@@ -453,6 +453,7 @@ def take(
     Returns the block and the index of the first reference that is not in it.
     """
     sizes = np.zeros(3, dtype=np.int64)
+    # Measured first: the block ends where its bytes reach the limit, and each buffer is allocated once.
     end = measure(table, refs, first, min(first + max_rows, len(refs)), MAX_BLOCK_BYTES, sizes)
     rows = end - first
     widths = [8 * rows, 8 * rows, rows]

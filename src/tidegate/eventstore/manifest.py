@@ -245,6 +245,8 @@ def _change(old: Manifest, new: Manifest) -> bytes:
     else:
         body["ranges"] = _ranges_to_json(new)
     if old.segments != new.segments:
+        # Segments change in one place: new ones at the end, or a merge that replaces neighbours. So a record
+        # has only what is between the parts that are equal at both ends.
         first, shorter = 0, min(len(old.segments), len(new.segments))
         while first < shorter and old.segments[first] == new.segments[first]:
             first += 1

@@ -129,6 +129,7 @@ def _record_at(data: bytes, at: int) -> bytes | None:
         return None
     length, crc = _RECORD.unpack_from(data, at)
     payload = data[at + _RECORD.size : at + _RECORD.size + length]
+    # The sum covers the length, too, because a torn length would end the payload at another place.
     if length == 0 or len(payload) < length or crc32c(payload, crc32c(data[at : at + 4])) != crc:
         return None
     return payload
@@ -202,8 +203,11 @@ def replace_file(path: Path, data: bytes, durable: Durability) -> None:
     partial = path.with_name(path.name + ".tmp")
     with writing(partial):
         partial.write_bytes(data)
+        # The bytes before the name. Otherwise a loss of power could leave the new name with an empty file,
+        # and the old bytes would be gone.
         if durable == "fsync":
             sync(partial)
     partial.replace(path)
+    # A rename is durable only with its folder.
     if durable == "fsync":
         sync(path.parent)

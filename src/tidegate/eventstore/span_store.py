@@ -210,6 +210,7 @@ class SpanStore:
     def drop_below(self, ts: Timestamp) -> None:
         """Remove the segments without rows above `ts`, or above the resolved ts if that is lower."""
         limit = min(ts, self.resolved)
+        # Sealing replaces the manifest, too. Without the lock one of both changes would be lost.
         with self._seal_lock:
             manifest = self._files.manifest
             old = [s for s in manifest.segments if s.last_ts <= limit]

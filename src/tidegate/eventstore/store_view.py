@@ -222,6 +222,7 @@ def spans(store: Path | str, but: Container[str] = ()) -> dict[str, tuple[Span, 
             manifest = load_manifest(folder)
         except (TidegateError, OSError):
             continue
+        # Runs hold rows above the resolved ts, and the page of floors may be ahead of the manifest.
         last = max((s.max_ts for s in manifest.segments), default=0)
         found[folder.name] = (manifest.span, max(last, manifest.resolved, frontier.get(folder.name, 0)))
     return found

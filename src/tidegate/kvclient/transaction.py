@@ -401,6 +401,8 @@ class TwoPhase:
                 raise WriteConflict(
                     "the store refused a write", where=f"start_ts {self.start_ts}", why=str(error)
                 )
+        # After the loop. A conflict ends the transaction, so its other locks need not be resolved, let alone
+        # waited for.
         _, wait_ms = self._resolver.resolve(locks, 0, backoff)
         if wait_ms:
             where = f"key {locks[0].key.hex()}, held by start_ts {locks[0].lock_version}"

@@ -94,6 +94,7 @@ class Registrar:
     def _located(self, answers: list[tuple[Locate, list[Found]]]) -> None:
         """Register the parts that PD has located; locate the uncovered parts again later."""
         for task, parts in answers:
+            # PD is asked in another thread, and the span may have been dropped or paused meanwhile.
             for found in parts if not (task.watched_span.gone or task.watched_span.paused) else ():
                 match found:
                     case Part(bounds, region, limits):

@@ -33,6 +33,7 @@ class StuckSpans:
         live = [held for held in found if held is not None and held.feed.state is State.LIVE]
         return [
             Behind(held.feed.bounds, ts, partial(self._lock_lives, held))
+            # Asked once more, because the marks may have moved since `below` found them.
             for held, ts in self._spans.at(live)
             if ts < target
         ]

@@ -118,6 +118,8 @@ class Conversation:
                     seconds = time.monotonic() - began
                     took = {"batch_ms": round(seconds * 1000)}
                     one.record_pace(work.bytes, seconds)
+                    # The result says that the rows are durable. Only now may the next rows of these spans be
+                    # given out, so no two workers have rows of one span.
                     one.backlog.done(ranges)
                     self._incarnations.durable(one, Durable(one.spec.token, spans, {**stats, **took}))
                     return
@@ -131,5 +133,7 @@ class Conversation:
                     one.beats.beat()
                 case (_, Failed() as failed):
                     raise failed.error()
+                # A worker that breaks the protocol may have delivered anything, so it is killed as if it had
+                # died.
                 case (_, message):
                     raise Dead(f"it said what it must not: {message!r:.200}")

@@ -65,6 +65,8 @@ class DueScan:
     ) -> bool:
         assert one.backlog is not None
         has_rows = turned is None or not turned.isdisjoint(one.backlog.spans)
+        # Looking at a bounds file is a system call, so only those with a reason are looked at, and a few in
+        # turn.
         is_reported = (has_rows or in_turn or now < one.eager_until) and self._is_reported(one)
         if has_rows or is_reported:
             one.eager_until = now + EAGER_S

@@ -103,6 +103,7 @@ class Incarnations:
 
     def started(self, one: Incarnation, begun: Begun) -> None:
         """A worker has fenced earlier writers and read their progress: start the load, or deliver."""
+        # It ended while its worker began, and nothing may start for it any more.
         if one.over:
             return
         self._report(one, Started(begun.spans, begun.outlived))
@@ -224,6 +225,7 @@ class Incarnations:
     def _fence(self, one: Incarnation) -> None:
         """Fence an abandoned worker at the sink: there may be no later incarnation that would fence it."""
 
+        # docs/guarantees.md#a-worker-on-another-machine-that-was-given-up-writes-nothing-that-counts
         def fence() -> None:
             try:
                 one.spec.sink.fence({one.spec.capture: one.spec.slots}, lambda: None)

@@ -302,6 +302,8 @@ class Service:
                 access.set_aside(entries)
                 return Kept()
             case GetGranted(lease):
+                # The worker is on another machine and may have been given up without its knowledge. It must
+                # not write under the new holder's id.
                 if lease.slot >= 0 and not self._host.holds(one, lease):
                     raise Fenced("the slot was given to another worker", where=f"slot {lease.slot}")
                 return Granted(one.spec.granted())

@@ -88,6 +88,8 @@ class Catalogue:
         """The catalogue from which `ts` can be reached, or the oldest one."""
         folder = bases.folder_of(self._events)
         known = bases.found(folder)
+        # Rows may be older than every base. The oldest one is then the nearest to them, and `table` says that
+        # the version is not exact.
         base = bases.serving(known, ts) or (known[0] if known else None)
         try:
             if base is None:

@@ -262,6 +262,7 @@ def _encoded(
             values += int(np.maximum(one.value_length, 0).sum())
             size += int(np.maximum(one.value_length, 0).sum() + np.maximum(one.key_length, 0).sum())
         else:
+            # Rows that are not encoded yet have no size of their own; they count by their share of the block.
             values += block.nbytes * len(one) // block.num_rows
             size += block.nbytes * len(one) // block.num_rows
     last_ts = block.column(0)[-1].as_py()

@@ -65,6 +65,7 @@ def work(line: Line, tasks: Tasks) -> None:
             piece = parse(message, TO_WORKER)
             try:
                 result: WorkResult | Failed = _do(piece, tasks, report)
+            # The piece has failed, not the worker, which takes the next one.
             except Exception as error:
                 result = failed(error)
             line.send_message(to_json(result))
