@@ -87,6 +87,8 @@ class ColumnSelectors:
         """The block without the columns that are not sent. Fatal if a key column would be left out now."""
         try:
             selected = self._selected(block.table)
+        # The column was no key when the changefeed was created. A DDL has changed that since, and the feed
+        # must stop.
         except InvalidInput as error:
             raise Fatal(error.what, where=error.where, why=error.why, fix=error.fix) from None
         if selected is None:
@@ -106,6 +108,7 @@ class ColumnSelectors:
         columns = self._columns(schema, table)
         if info is None or columns is None:
             return info
+        # Hidden instead of removed, because indexes name columns by their places.
         hidden = [
             entry if columns.matches(entry["name"]["O"]) else entry | {"state": _ABSENT}
             for entry in info.get("cols") or []
@@ -128,6 +131,7 @@ def _narrowed(table: TableSchema, kept: tuple[int, ...]) -> TableSchema:
 
 def _columns_of(image: Image, kept: tuple[int, ...]) -> Image:
     """The given columns of an image, as new contiguous arrays with their own stride."""
+    # Copied, because kernels find a cell by its row and the stride.
     stride = stride_for(len(kept))
     words = np.empty((len(image.words), stride), image.words.dtype)
     sizes = np.empty((len(image.sizes), stride), image.sizes.dtype)

@@ -109,11 +109,14 @@ class Tracker:
             self._mark()
         if not keys:
             return found
+        # An update neither frees nor takes a value: `split` has made those that would into a delete and an
+        # insert.
         rows = np.flatnonzero(block.op != UPDATE)
         if not self._freed and not (block.op[rows] == DELETE).any():
             return found  # without any delete, an insert cannot take a value that another row has freed
         ops, where = block.op[rows], partition[rows]
         hashes = key_hashes(take(block, rows), keys)
+        # Without a possible conflict no row needs a step of Python.
         if self._is_quiet(ops, where, hashes):
             deletes = ops == DELETE
             for at, values in zip(where[deletes].tolist(), hashes[deletes].tolist(), strict=True):
@@ -153,10 +156,12 @@ class Tracker:
         only.
         """
         deletes = op == DELETE
+        # `_free` may then forget everything on the way, and a mark depends on the order of the rows.
         if len(self._freed) + int(deletes.sum()) * hashes.shape[1] > self._keys_max:
             return False
         freed, taken = hashes[deletes].ravel(), hashes[~deletes].ravel()
         shared = set(taken.tolist()) & (self._freed.keys() | set(freed.tolist()))
+        # A value with a NULL equals no other value.
         shared.discard(NO_VALUE)
         if not shared:
             return True
@@ -183,6 +188,7 @@ def key_hashes(block: RowBlock, keys: Sequence[UniqueKey]) -> Int64s:
         names = tuple(block.table.columns[position].name for position in key.columns)
         hashes = partition_block(made, DispatchRule(partition="columns", columns=names), HASHES)
         del kept  # alive until here: cells point into it
+        # A range of hashes for each key: equal values of two keys are no conflict.
         found[:, number] = np.where(null, NO_VALUE, hashes.astype(np.int64) + number * HASHES)
     return found
 
@@ -197,6 +203,7 @@ def _compared(block: RowBlock, key: UniqueKey, deletes: npt.NDArray[np.bool_]) -
     ]
     if not bytes_like:
         return block, []
+    # Copies, because the block's own cells are encoded afterwards: messages carry the values as they are.
     new, old = (Image(image.words.copy(), image.sizes.copy()) for image in (block.new, block.old))
     kept: list[Any] = []
     for position, length in bytes_like:
@@ -327,6 +334,7 @@ class SpanConflicts:
         found = tracker.places(block, partition, tracked_keys(block.table), self._blind_upto)
         self.values += len(tracker) - before
         while self.values > self._total_max:
+            # The largest alone, because each tracker that forgets costs its table a mark.
             largest = max((one for _, one in self.trackers.values()), key=len)
             self.values -= len(largest)
             largest.forget()
@@ -340,6 +348,7 @@ class SpanConflicts:
         if tracker is not None:
             self.values -= len(tracker)
         elif len(self.trackers) >= TABLES_MAX:
+            # Each table gets a mark before its next row, which is always right.
             self.forget()
         made = Tracker(self._keys_max)
         self.trackers[table.id] = table.version, made

@@ -88,6 +88,8 @@ def part_of(block: RowBlock, part: Part) -> tuple[RowBlock, int]:
     if part is Part.UPDATES:
         return (take(block, np.flatnonzero(~changed)) if count else block), count
     rows = np.flatnonzero(changed)
+    # The halves of one update are apart: all old ones are sent first, so that one row frees a key before
+    # another takes it.
     half = DELETE if part is Part.OLD_HALVES else INSERT
     return take(block, rows, np.full(count, half, block.op.dtype)), count
 
@@ -98,6 +100,7 @@ def split_block(block: RowBlock) -> RowBlock:
 
 
 def _split(block: RowBlock, split: npt.NDArray[np.bool_]) -> RowBlock:
+    # A row that is split is there twice. The second copy becomes the insert.
     source = np.repeat(np.arange(len(block)), 1 + split)
     op = block.op[source]
     second = np.zeros(len(source), dtype=np.bool_)

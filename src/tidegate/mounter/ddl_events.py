@@ -127,6 +127,7 @@ def split_queries(text: str) -> list[str]:
     while at < len(text):
         char = text[at]
         if quote:
+            # A backslash escapes in strings only, not in names and comments.
             if char == "\\" and quote in ("'", '"'):
                 at += 1
             elif text.startswith(quote, at):
@@ -136,6 +137,8 @@ def split_queries(text: str) -> list[str]:
             quote = char
         elif text.startswith("/*", at):
             quote = "*/"
+        # `quote` is what ends it: here the line. MySQL takes `--` for a comment only before a space: `a--1`
+        # is arithmetic.
         elif char == "#" or (text.startswith("--", at) and text[at + 2 : at + 3].isspace()):
             quote = "\n"
         elif char == ";":

@@ -51,6 +51,7 @@ def jobs_in(block: pa.RecordBatch, meta_columns: Mapping[int, int]) -> list[DdlJ
         try:
             meta = _job_meta(entry["value"], meta_columns[table_id])
             job = ddl_job.parse(meta, entry["start_ts"], entry["commit_ts"]) if meta is not None else None
+        # Not dropped and not raised: whether a feed must stop at it depends on the tables that it follows.
         except Undecodable as error:
             jobs.append(UnreadableJob(entry["commit_ts"], error))
             continue

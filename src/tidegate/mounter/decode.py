@@ -297,6 +297,7 @@ def _by_table(columns: BlockColumns) -> Iterator[tuple[int, Int64s]]:
     if not len(records):
         return
     ids = columns.tables if len(records) == len(columns.tables) else columns.tables[records]
+    # One table needs no sorting.
     if ids.min() == ids.max():
         yield int(ids[0]), records
         return
@@ -447,6 +448,7 @@ def _decode_refused(
         except Undecodable as error:
             keep[i] = False
             failed.append(_quarantined(block, row, error.render(), group.table.name))
+    # Only now do the bytes have an address, as the pool moves while it grows.
     data, base = pool.finish()
     for image, at, c, word, length in cells:
         points = length != NULL and _FORMS[group.table.columns[c].kind] in _POINTERS
