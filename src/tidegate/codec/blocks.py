@@ -153,6 +153,7 @@ class _Encoding:
         if not zoned or zone == "UTC":
             return block.new, block.old
         return (
+            # Only rows that have the image. The cells of others hold garbage, which need not be a time.
             localised(block.new, zoned, block.op != DELETE, zone),
             localised(block.old, zoned, block.op != INSERT, zone),
         )

@@ -250,6 +250,7 @@ class Flow:
     def snapshot(self, after: int) -> int | None:
         """The ts, above `after`, at which the target's state can be named; None when it has no common ts."""
         ts = self.assembler.aligned
+        # docs/guarantees.md#snapshots-are-whole: only where every partition is applied up to the same ts.
         if ts is None or ts <= after or self.ddl_waits_at(ts):
             return None
         # After a restart, a DDL of ts may be before a mark that must be read again.

@@ -135,6 +135,8 @@ class OffsetFlow:
         held = self.assembler
         if held.rows <= MAX_WAITING_ROWS and held.bytes <= MAX_WAITING_BYTES:
             return dict(self._next)
+        # Rows wait until these partitions are read. If they were not read either, nothing could ever be
+        # applied and memory would stay full.
         needed = {group.ddls_on for group in self._groups.values() if group.ddls_on is not None}
         needed |= {number for waiting in self._ddls.values() for number in waiting.lacks()}
         needed |= {number for number, place in (self._begun or {}).items() if self._next[number] < place}

@@ -298,6 +298,8 @@ class IcebergLake:
         with self.tables.writing(path) as writing:
             for part in chosen:
                 for rows in bundles(files.rows(task, types) for task in by_key(part, schema, keys)):
+                    # Sorted by key, so that the bounds of the new files let later merges pass over most of
+                    # them.
                     order = [(key, "ascending") for key in keys if not pa.types.is_nested(rows[key].type)]
                     new = _files(writing, (rows.sort_by(order) if order else rows).to_batches())
                     self._compaction.made(rows, [file.file_path for file in new])

@@ -196,6 +196,8 @@ def swapping(hold: Hold, statement: SwapRows) -> Iterator[list[str | bytes]]:
     clear(hold)
     here, there = qualified(*statement.name), qualified(*statement.other)
     between = qualified(SCHEMA, hold.scratch)
+    # A DDL ends MySQL's transaction, so the table is made before it begins. An earlier attempt may have left
+    # one, hence `clear`.
     if leaving:
         hold.run_ddl(f"CREATE TABLE {between} LIKE {there}")
     columns = ", ".join(quoted(column.name) for column in statement.columns)

@@ -84,6 +84,7 @@ class Progress:
             for statement in TABLES:
                 hold.execute(statement)
             check_engine(hold.rows, target)
+            # Before the record is read: until the lock is taken, an earlier consumer may still write it.
             hold.take_lock()
             return self._taken()
 

@@ -288,6 +288,7 @@ class LogTarget:
         number = newest.number + 1
         commit = Commit(number, position.ts, newest.state.writer.word, tuple(self._entries))
         self._chain.append(Manifest(commit, state))
+        # Only after the manifest is put: until then nothing names these rows.
         self._entries.clear()
         self._written = 0
         return position

@@ -100,6 +100,7 @@ class ClaimReader:
             parts = self._large.parts(bad.key, None if bad.value is None else self._opened(bad.value))
         except (DecodeError, ValueError) as error:
             return replace(bad, why=str(error))
+        # Before anything is read: a message is complete with all of its rows or stays bad.
         if any(part.reduced is not None and not self._has(part.reduced) for part in parts):
             return None
         found: list[DecodedTable] = []

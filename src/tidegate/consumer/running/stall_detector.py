@@ -215,6 +215,7 @@ class StallDetector:
         waiting = not any(seen.watermark for seen in self._partitions.values())
         if not waiting or not self._counts.rows or self._counts.unmarked:
             return None
+        # A partition that was only just read may have its watermark ahead.
         if not all(self._read_for(number, PATIENCE_S, now) for number in self._partitions):
             return None
         unmarked = registry.codec(self.protocol).unmarked

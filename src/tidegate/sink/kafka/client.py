@@ -218,6 +218,7 @@ def ensure_feeds_topics(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig, pr
             )
         found = wanted or DEFAULT_PARTITIONS
         made.append(NewTopic(uri.topic, found, kafka.replication_factor, config=BROKERS_TIME))
+    # Before anything is created, so that a refused setting leaves nothing behind.
     if found < wanted:
         raise InvalidInput(
             f"topic '{uri.topic}' has {found} partitions, fewer than partition-num={wanted}",

@@ -31,6 +31,7 @@ RESTORED: Final = "tidegate.restored"
 """The member of a commit's metadata that says to which version it has restored the table."""
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 """Actions of delta-rs after a commit. `table_files` deletes old files of the log instead of delta-rs."""
+# docs/guarantees.md#two-consumers-of-one-delta-target-do-not-both-name-snapshots
 ONCE: Final = CommitProperties(max_commit_retries=0)
 """A commit fails if another process has committed the same version."""
 _STATS_SAFE: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.date32())

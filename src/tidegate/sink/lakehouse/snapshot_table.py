@@ -162,6 +162,7 @@ class SnapshotTable:
         self, table: DeltaTable, columns: list[str], low: int | None = None, high: int | None = None
     ) -> pa.Table:
         """Rows with low <= ts <= high; reads only files that may hold such rows."""
+        # A file without bounds may hold any ts, so it is read.
         names = [
             one.name
             for one in bounds(table)
