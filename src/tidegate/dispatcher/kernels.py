@@ -135,6 +135,7 @@ def hash_rows(row_count: int, rows: Rows, by: Hashing, out: int) -> int:
     """
     for row in range(row_count):
         deleted = load_u8(rows.op + row) == DELETE
+        # A delete has no new image.
         words = (rows.old_words if deleted else rows.new_words) + 8 * row * rows.stride
         sizes = (rows.old_sizes if deleted else rows.new_sizes) + 4 * row * rows.stride
         state = by.seed
@@ -209,6 +210,7 @@ def _hashes(block: RowBlock, columns: tuple[int, ...], time_zone: str) -> npt.ND
     table, deletes = block.table, block.op == DELETE
     stamps = [i for i in columns if table.columns[i].kind is Kind.TIMESTAMP]
     vectors = [i for i in columns if table.columns[i].kind is Kind.VECTOR]
+    # The text of a TIMESTAMP is hashed, and that is the time in the zone of the feed.
     new = localised(block.new, stamps, ~deletes, time_zone)
     old = localised(block.old, stamps, deletes, time_zone)
     (new, kept_new), (old, kept_old) = _vectors(new, vectors, ~deletes), _vectors(old, vectors, deletes)
@@ -271,6 +273,7 @@ def changed_keys(block: RowBlock, columns: tuple[int, ...]) -> npt.NDArray[np.bo
     pointers = (Kind.DECIMAL, Kind.STRING, Kind.BYTES, Kind.JSON, Kind.VECTOR)
     lines = np.array([[i, block.table.columns[i].kind in pointers] for i in columns], dtype=np.int64)
     op, new, old = np.ascontiguousarray(block.op), block.new, block.old
+    # Only an update can change a key, so a block without any needs no look.
     if columns and (op == UPDATE).any():
         keys_differ(len(block), _rows(op, new, old), address(lines), len(columns), address(out))
     return out.astype(np.bool_)

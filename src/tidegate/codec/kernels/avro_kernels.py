@@ -329,6 +329,8 @@ def put_members(out: int, job: int, number: int, op: int, row: int) -> int:
             cell = load_i64(piece + P_CELL)
             old = load_i64(piece + P_IMAGE) != 0
             size = I64(load_i32((old_sizes if old else new_sizes) + 4 * cell))
+            # The constant ends with the branch of the union for a value. NULL has another branch and no
+            # value, so it goes back over that.
             if size < 0:
                 out = put_short(out - load_i64(piece + P_NULL_BACK), load_i64(piece + P_NULL))
             else:

@@ -309,6 +309,8 @@ def put_quoted(out: int, addr: int, size: int, printable: int, std: int) -> int:
             at += 1
             continue
         used = utf8_size(addr + at, size - at)
+        # Only one byte is escaped, and the scan continues behind it, as Go does: the bytes after it may be
+        # valid.
         if used < 0:
             out = put_go_hex(out, LOWER_X, byte, 2)
             at += 1

@@ -123,6 +123,8 @@ def take_messages(count: int, messages: int, destroy: int, free: int) -> int:
             taken += 1
             store_u64(value_ends + 8 * taken, value_end)
             store_u64(key_ends + 8 * taken, key_end)
+        # Also an entry that is an error: librdkafka waits for every entry that was not given back when the
+        # client is closed.
         call_void(destroy, message)
     return taken
 

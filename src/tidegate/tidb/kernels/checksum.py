@@ -220,6 +220,7 @@ def column_sums(
             line = plan.at + _SUM_LINE * c
             cell = first + load_i64(line + SUM_CELL)
             size = I64(load_i32(image.sizes + 4 * cell))
+            # NULL adds nothing to the sum, not even a length (docs/formats/checksums.md).
             if size < 0:
                 continue
             form = load_i64(line + SUM_FORM)

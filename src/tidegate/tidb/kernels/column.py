@@ -150,6 +150,7 @@ def texts(what: int, fsp: int, count: int, cells: CellWords, column: Column, sta
         size = I64(load_i32(cells.sizes + 4 * i * step))
         word = load_i64(cells.words + 8 * i * step)
         store_u8(column.valid + i, 1 if size >= 0 else 0)
+        # A NULL has an empty text, because Arrow needs an end for every cell.
         if size < 0:
             pass
         elif what == SIGNED:

@@ -176,6 +176,7 @@ def scalar_size(code: int, addr: int, room: int) -> int:
             return -1
         size = uvarint(addr + head, used)
         return head + used + size if size <= room - head - used else -1
+    # All kinds that follow have at least 8 bytes, so one check serves them.
     if room < 8:
         return -1
     word = load_i64(addr)
@@ -329,6 +330,8 @@ def put_json(out: int, addr: int, size: int, stack: int) -> int:
     at = 1
     while True:
         if code == OBJECT or code == ARRAY:
+            # A stack in memory instead of recursion, because the depth comes from another system's data.
+            # `json_ok` has bounded it.
             push(stack, depth, at, (I64(load_u32(addr + at)) << 1) | (1 if code == OBJECT else 0))
             depth += 1
             store_u8(out, OPEN_BRACE if code == OBJECT else OPEN_BRACKET)
@@ -361,6 +364,8 @@ def put_json(out: int, addr: int, size: int, stack: int) -> int:
                 out += 2
             code = I64(load_u8(entry))
             at = I64(load_u32(entry + 1))
+            # A literal is in its entry. Any other value is at an offset from the beginning of its container,
+            # not of the document.
             if code == LITERAL:
                 out = put_literal(out, at & 0xFF)
                 code = -1
