@@ -67,7 +67,7 @@ class Asked:
         self.asked.append(f"{peer.capture}: leftovers")
 
 
-def test_a_capture_that_gets_no_grant_loses_its_ranges_and_is_asked_to_rest() -> None:
+def test_a_capture_that_gets_no_grant_loses_its_ranges_and_must_rest() -> None:
     """The product and the simulator adopt the grants of a round by this function."""
     peers, owner = Peers(), Owner(1, Barrier(1), ALL, resolved_interval_s=1.0)
     earlier = Grant("i", (7, 1), 3, 4, (GrantedRange(Span(b"", b"m"), (7, 1)),))

@@ -166,7 +166,7 @@ async def _hanging() -> tuple[FenceAhead, asyncio.Event]:
 
 
 @pytest.mark.parametrize("by", ["take", "drop"])
-def test_a_round_waits_for_a_preparation_that_hangs_no_longer_than_its_bound(
+def test_a_round_waits_for_a_hanging_preparation_up_to_its_bound(
     by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is delivered while it waits. Without the bound it would wait for ever."""
