@@ -103,7 +103,7 @@ _able: Final = AbleCaptures.able
 
 
 def _of_any_epoch(self: Processor, message: FromOwner) -> bool:
-    header = replace(message.header, capture_epoch=self._outbox.header.capture_epoch)
+    header = replace(message.header, capture_epoch=self.outbox.header.capture_epoch)
     return _receive(self, replace(message, header=header))
 
 

@@ -702,13 +702,13 @@ class Model:
 
     def _batches(self, machine: Processor, after: int, known: int) -> list[DdlBatch]:
         """Return the DDL above a ts that the catalogue of the processor's capture has."""
-        return [] if machine._outbox.header.capture == self.bounds.lacks else batches(after, KNOWN[known])
+        return [] if machine.outbox.header.capture == self.bounds.lacks else batches(after, KNOWN[known])
 
     def _begin(self, machine: Processor, dispatch: Dispatch, grant: bytes) -> Worker | None:
         if not grant or grant_of(grant).incarnation != dispatch.incarnation:
             machine.failed(Failed("the grant is not the dispatched one", "", "", "", retry=True))
             return None
-        own = {machine._outbox.header.capture} if "own_fence" not in self.off else set()
+        own = {machine.outbox.header.capture} if "own_fence" not in self.off else set()
         left = tuple(sorted(own | set(grant_of(grant).givers)))
         return Worker(grant, "fences" if left else "proves", left)
 
@@ -722,10 +722,10 @@ class Model:
                 if not row_after(table, after, upto):
                     machine.idle(table, after, upto)
             machine.resolve(FRONTIER)
-        header, said = machine._outbox.header, machine.tick(NOW)
+        header, said = machine.outbox.header, machine.tick(NOW)
         if all(isinstance(one, Checkpoint) for one in said):
             # Nobody looks at the number of a Checkpoint, so that none makes two worlds of one.
-            machine._outbox.header = header
+            machine.outbox.header = header
             said = [replace(one, header=replace(one.header, sequence=0)) for one in said]
         return [Mail(str(one.header.owner_rev), wire(one)) for one in said]
 

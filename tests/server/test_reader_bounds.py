@@ -25,26 +25,36 @@ ALL = Span(b"", b"")
 
 
 class SlowDisk:
-    """A disk that takes as long to replace a bounds file as the test says."""
+    """A disk that takes as long to write a bounds file as the test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.may_end, self.bounds = threading.Event(), threading.Event(), list[int]()
         self.failure: Exception | None = None
-        put = BoundsFile.put
+        self.is_busy = False
+        """Whether a file is being written."""
+        put, write = BoundsFile.put, Path.write_text
 
-        def slow(file: BoundsFile, change: BoundsChange) -> None:
-            self.begun.set()
-            assert self.may_end.wait(60)
-            if self.failure is not None:
-                raise self.failure
+        def noted(file: BoundsFile, change: BoundsChange) -> None:
             put(file, change)
             self.bounds.append(change.bound)
 
-        self.monkeypatch, self.slow = monkeypatch, slow
+        def slow(path: Path, text: str) -> int:
+            self.is_busy = True
+            self.begun.set()
+            # Longer than a test waits for anything, so that no wait ends by the end of this one.
+            is_over = self.may_end.wait(120)
+            self.is_busy = False
+            assert is_over
+            if self.failure is not None:
+                raise self.failure
+            return write(path, text)
+
+        self.monkeypatch, self.noted, self.slow = monkeypatch, noted, slow
 
     def slows(self) -> None:
         """From now on files take their time."""
-        self.monkeypatch.setattr(BoundsFile, "put", self.slow)
+        self.monkeypatch.setattr(BoundsFile, "put", self.noted)
+        self.monkeypatch.setattr(Path, "write_text", self.slow)
 
     async def writes(self) -> None:
         assert await asyncio.to_thread(self.begun.wait, 60)
@@ -62,6 +72,7 @@ def opened(folder: Path) -> Any:
         ddl=SimpleNamespace(span_id="0" * 16, base_ts=lambda ts: ts),
         arrivals=SimpleNamespace(all_idle=False),
         look=lambda dispatch: None,
+        receive_history=lambda: None,
     )
 
 
@@ -123,6 +134,32 @@ def test_a_file_that_cannot_be_written_fails_its_own_incarnation_only(tmp_path: 
     assert asyncio.run(scenario(OSError("gone"), ends=True)) == []
 
 
+def test_an_incarnation_ends_during_a_write_which_has_no_effect_then(tmp_path: Path, disk: SlowDisk) -> None:
+    """All changefeeds share the loop in which it ends, so it does not wait for the disk."""
+
+    async def scenario() -> None:
+        feed = Following(tmp_path, disk)
+        before = (tmp_path / "bounds.json").read_text()
+        feed.follow(8)
+        await disk.writes()
+        feed.bounds.end()
+        assert disk.is_busy, "its end has not waited"
+        disk.may_end.set()
+        await feed.bounds.written()
+        assert (tmp_path / "bounds.json").read_text() == before
+        assert not (tmp_path / "bound.json").exists()
+        assert not list(tmp_path.glob("*.tmp"))
+
+    asyncio.run(scenario())
+
+
+def test_what_a_killed_process_had_begun_to_write_is_removed(tmp_path: Path, disk: SlowDisk) -> None:
+    (tmp_path / "bounds-1f-3.tmp").write_text("{")
+    (tmp_path / "load.tmp").write_text("another file's")
+    Following(tmp_path, disk)
+    assert [one.name for one in tmp_path.glob("*.tmp")] == ["load.tmp"]
+
+
 def delivering(said: list[FromProcessor], opening: Any) -> FeedProcessor:
     """A processor that delivers as soon as it is asked to run. `said`: gets its messages."""
     processor = never_open(said)
@@ -145,6 +182,12 @@ def test_an_owner_is_answered_while_a_file_is_being_written(tmp_path: Path, disk
     """All captures of a round wait for these answers. Progress alone waits for the end of the write."""
     said: list[FromProcessor] = []
     processor = delivering(said, opened(tmp_path))
+
+    async def ended() -> None:
+        processor._bounds.end()
+
+    async def prepared(dispatch: object) -> None:
+        """The spans are opened."""
 
     async def scenario() -> None:
         processor.box.put(asked(1, Wish.RUN, checkpoint=5, needed=5, incarnation=1))
@@ -170,16 +213,24 @@ def test_an_owner_is_answered_while_a_file_is_being_written(tmp_path: Path, disk
         await processor._step()
         assert [one.answers for one in said if isinstance(one, DispatchResponse)] == [1]
 
-        processor.box.put(asked(2, Wish.PREPARE, checkpoint=5, needed=5))
-        async with asyncio.timeout(60):
-            await processor._pause()
+        del vars(processor)["_reach"]
+        vars(processor)["pipeline"] = SimpleNamespace(is_there=True, end=ended, waits="")
+        vars(processor.openings).update(close=lambda **_: None, prepare=prepared)
+        vars(processor)["_tick"] = lambda: None
+        # After the first one it no longer runs, so that only the response says that the second one is done.
+        for number, wish in ((2, Wish.REST), (3, Wish.PREPARE)):
+            processor.box.put(asked(number, wish, checkpoint=5, needed=5))
+            async with asyncio.timeout(60):
+                await processor._pause()
+                await processor._step()
+                said.clear()
+                await processor._pause()
+                await processor._step()
+            assert [one.answers for one in said if isinstance(one, DispatchResponse)] == [number]
+        assert disk.is_busy
         assert disk.bounds == [], "all of this happened during one write"
-
-        processor.box.take()
         disk.may_end.set()
-        async with asyncio.timeout(60):
-            await processor._pause()
-        assert disk.bounds == [200]
+        await processor._bounds.written()
 
     asyncio.run(scenario())
 

@@ -71,6 +71,11 @@ class Outbox:
         self._sync_at = now
         return True
 
+    @property
+    def has_response(self) -> bool:
+        """Whether a response is to be sent at the next tick."""
+        return self._response is not None
+
     def take_response(self) -> list[DispatchResponse]:
         """The response to send now, if there is one."""
         found, self._response = self._response, None

@@ -72,7 +72,7 @@ class Processor:
     def __init__(self, header: Header, version: str = "", cores: int = 1) -> None:
         """`header`: for the messages it will send; owner and sequence are filled in."""
         self._version, self._cores = version, cores
-        self._inbox, self._outbox = Inbox(header), Outbox(header)
+        self._inbox, self.outbox = Inbox(header), Outbox(header)
         self.instance = header.instance
         """The instance of the feed in the last message of its owner."""
         self.dispatch: Dispatch | None = None
@@ -112,7 +112,7 @@ class Processor:
                 assert isinstance(message, Dispatch)
                 self._take_up(message)
             case Verdict.SYNC | Verdict.MEET | Verdict.REFUSE:
-                self._outbox.sync_soon()
+                self.outbox.sync_soon()
             case _:
                 assert_never(verdict)
         self.instance = message.header.instance
@@ -125,16 +125,16 @@ class Processor:
             # Reports of the last goal say nothing about the ranges of the new one, which the sink's own
             # records give.
             self.spans.forget_reports()
-            self._outbox.begin_goal()
+            self.outbox.begin_goal()
         else:
-            self._outbox.answer_again(dispatch)
+            self.outbox.answer_again(dispatch)
 
     # --- what is wanted -------------------------------------------------------------------------------
 
     @property
     def sequence(self) -> int:
         """The sequence of the last message sent."""
-        return self._outbox.header.sequence
+        return self.outbox.header.sequence
 
     @property
     def is_running(self) -> bool:
@@ -143,7 +143,7 @@ class Processor:
 
     def sync_soon(self) -> None:
         """Send a Sync at the next tick."""
-        self._outbox.sync_soon()
+        self.outbox.sync_soon()
 
     def raise_to(self, checkpoint: int) -> None:
         """Raise all spans to the stored checkpoint: they are durable up to it, by whichever capture."""
@@ -174,7 +174,7 @@ class Processor:
         held = SpansInOrder(one.id for one in self._ranges)
         self.spans.open(checkpoint, (task for task in wanted if held.met_by(task.span)))
         self.ddl.open(checkpoint, wanted)
-        self._outbox.forget_ranges()
+        self.outbox.forget_ranges()
         self.learn(batches, known)
         # Last. From here on checkpoints are reported under this Dispatch, and must respect the DDL just
         # learned.
@@ -292,14 +292,14 @@ class Processor:
         if not self._inbox.last[0]:
             return []
         found: list[FromProcessor] = []
-        if self._outbox.begins_sync(now):
+        if self.outbox.begins_sync(now):
             found.append(self._sync())
-        found += self._outbox.take_response()
+        found += self.outbox.take_response()
         if self._ranges:
             self._end_outlived()
             found += self._progress()
         owner_rev = self._inbox.last[0]
-        return [self._outbox.stamped(message, owner_rev, self.instance) for message in found]
+        return [self.outbox.stamped(message, owner_rev, self.instance) for message in found]
 
     def _end_outlived(self) -> None:
         """Report records of progress below the stored checkpoint, which is in the Dispatch, as no longer
@@ -311,10 +311,10 @@ class Processor:
 
     def _progress(self) -> list[FromProcessor]:
         assert self.dispatch is not None
-        changed, over = self._outbox.changed(self._checkpoints(), self.status), self._records.take()
+        changed, over = self.outbox.changed(self._checkpoints(), self.status), self._records.take()
         if changed is None and not over:
             return []
-        header, incarnation = self._outbox.header, self.dispatch.incarnation
+        header, incarnation = self.outbox.header, self.dispatch.incarnation
         return [Checkpoint(header, incarnation, changed or [], self.status, over, self._ddl)]
 
     def _checkpoints(self) -> list[RangeProgress]:
@@ -333,14 +333,14 @@ class Processor:
     def _answer(self, error: Failed | None = None) -> None:
         assert self.dispatch is not None
         incarnation, number = self.dispatch.incarnation, self.dispatch.header.sequence
-        response = DispatchResponse(self._outbox.header, number, incarnation, self._states(), error)
-        self._outbox.answer(response)
+        response = DispatchResponse(self.outbox.header, number, incarnation, self._states(), error)
+        self.outbox.answer(response)
 
     def _sync(self) -> Sync:
         incarnation = self.dispatch.incarnation if self.dispatch is not None else 0
         states, known = self._states(), self._checkpoints()
         return Sync(
-            self._outbox.header,
+            self.outbox.header,
             self._version,
             self._cores,
             incarnation,

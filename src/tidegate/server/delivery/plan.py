@@ -139,12 +139,14 @@ class BoundsFile:
         """Make the last change that was due, unless closed. Blocks. Raises DiskFull; the earlier file then
         stays as it is.
         """
+        # Its own name: an earlier file that was closed may still be written by another thread.
+        partial = change.path.with_name(f"{change.path.stem}-{change.number}.tmp")
+        with writing(partial):
+            partial.write_text(change.text)
         with self._putting:
             if self._is_closed:
+                partial.unlink(missing_ok=True)
                 return
-            partial = change.path.with_suffix(".tmp")
-            with writing(partial):
-                partial.write_text(change.text)
             # Not synced: after a loss of power the next incarnation writes the files again.
             partial.replace(change.path)
             # Only after the replacement: a change that found no disk space must be due again at a later tick.
@@ -152,9 +154,16 @@ class BoundsFile:
             self._sent_bound = change.bound
 
     def close(self) -> None:
-        """Write no more: the next incarnation's files have the same paths. Waits for a `put` that runs."""
+        """Write no more: the next incarnation's files have the same paths. Does not wait for the text of a
+        `put` to be written: its caller holds up the loop of all changefeeds.
+        """
         with self._putting:
             self._is_closed = True
+
+    def remove_partial(self) -> None:
+        """Remove what a process that died while it wrote has left."""
+        for partial in self._path.parent.glob("bound*-*.tmp"):
+            partial.unlink(missing_ok=True)
 
     def _are_others(self, spans: dict[str, SpanTask]) -> bool:
         """Whether the spans, or the wanted tables of one, differ from those that were written last."""

@@ -127,7 +127,9 @@ class FeedProcessor:
     @property
     def _is_waited_for(self) -> bool:
         """Whether the next messages say more than progress, or an owner has sent some."""
-        return not self.box.is_empty or self.machine.is_running != self._says_it_runs
+        says_more = self.machine.outbox.has_response or self.machine.is_running != self._says_it_runs
+        has_failed = self._failure is not None and not self._over
+        return says_more or has_failed or not self.box.is_empty
 
     def _rest_s(self) -> float:
         """Seconds until the next tick if nothing happens."""

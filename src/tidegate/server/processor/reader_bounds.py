@@ -55,6 +55,7 @@ class ReaderBounds:
         """Write the file from which an incarnation starts. Raises DiskFull."""
         self.end()
         self._file = file = BoundsFile(plan.folder / "bounds.json", grant.token, opening.ddl.span_id)
+        file.remove_partial()
         if change := self._due(file, opening):
             self._node.ballast.small(partial(file.put, change))
 
