@@ -75,6 +75,18 @@ def test_lines_that_have_changed_are_reported() -> None:
             guards.guards(text)
 
 
+def test_a_test_that_failed_for_another_reason_shows_nothing_about_its_guard(tmp_path: Path) -> None:
+    failed = "FAILED tests/a.py::test_b - "
+    assert (
+        guards.judged("one", 1, f"E   assert 1 == 2\n{failed}assert 1 == 2\n", tmp_path)
+        == "failed as it must"
+    )
+    with pytest.raises(Wrong, match="no test has failed"):
+        guards.judged("one", 1, "ERROR tests/a.py::test_b\n", tmp_path)
+    with pytest.raises(Wrong, match=r"what is not there .*no attribute '_gone'"):
+        guards.judged("one", 1, f"E   AttributeError: 'A' has no attribute '_gone'\n{failed}Attr", tmp_path)
+
+
 def test_files_tests_and_targets_that_the_guarantees_name_are_there() -> None:
     assert named(PAGE.read_text())[1] == []
 

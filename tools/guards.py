@@ -42,6 +42,8 @@ PASSED, FAILED = 0, 1
 """Exit codes of pytest. Others say that tests were not found, or could not be run."""
 BROKEN: Final = re.compile(r"^FAILED ", re.MULTILINE)
 """A line of pytest about a test that has failed."""
+MISNAMED: Final = re.compile(r"^E +(?:AttributeError|NameError)\b.*", re.MULTILINE)
+"""A line of pytest about a name that does not exist: what replaced the guard is out of date."""
 
 
 class Wrong(Exception):
@@ -239,9 +241,18 @@ def without(guard: Guard, copy: Path) -> str:
         shutil.copy2(SOURCE / file, copy / file)
     if code == PASSED:
         return "SURVIVED"
+    return judged(guard.name, code, log.read_text(), log)
+
+
+def judged(name: str, code: int, said: str, log: Path) -> str:
+    """The outcome of a run whose tests did not pass. `said`: what pytest printed. Raises Wrong if it shows
+    nothing about the guard.
+    """
     # A test whose fixtures cannot be set up, as without a service, has not tried what the guard prevents.
-    if code != FAILED or not BROKEN.search(log.read_text()):
-        raise Wrong(f"{guard.name}: pytest has ended with {code}, and no test has failed; see {log}")
+    if code != FAILED or not BROKEN.search(said):
+        raise Wrong(f"{name}: pytest has ended with {code}, and no test has failed; see {log}")
+    if misnamed := MISNAMED.search(said):
+        raise Wrong(f"{name}: its lines in {LIST.name} name what is not there ({misnamed[0]}); see {log}")
     return "failed as it must"
 
 
