@@ -17,7 +17,7 @@ from tests.contracts.test_sinks import CAPTURE, AtKafka, marks, send
 from tests.integration.validators import read_topic
 from tests.sink.test_kafka import Grants
 from tests.sink.test_kafka_owner import event
-from tidegate.errors import Fenced
+from tidegate.errors import Fenced, Retryable
 from tidegate.model.progress import span_progress
 from tidegate.sink.kafka import owner_sink as owner
 from tidegate.sink.kafka import slot
@@ -123,6 +123,19 @@ def test_an_incarnation_that_was_replaced_does_not_begin_by_a_late_fence(place: 
     place.sink().check()
     with pytest.raises(Fenced):
         place.sink().fence(WRITERS, grants.prover(1))
+
+
+def test_a_fence_that_does_not_reach_its_broker_keeps_no_clients(
+    place: AtKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise Retryable("the broker does not answer", where="broker", why="it is gone", fix="start it")
+
+    monkeypatch.setattr("tidegate.sink.kafka.sink.ensure_progress_topic", unreachable)
+    sink = place.sink()
+    with pytest.raises(Retryable):
+        sink.fence(WRITERS, Grants().prover(1))
+    assert not sink._clients
 
 
 def test_a_prepared_fence_stops_nobody_until_it_fences(place: AtKafka) -> None:

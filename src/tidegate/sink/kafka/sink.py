@@ -109,7 +109,11 @@ class KafkaSink:
     ) -> dict[str, bytes]:
         """Initialise all transactional ids, then read the progress topic."""
         self.connect(writers)  # they connect while the broker is asked for the topic
-        ensure_progress_topic(self._uri, self._kafka, self.progress_topic)
+        try:
+            ensure_progress_topic(self._uri, self._kafka, self.progress_topic)
+        except BaseException:
+            self._clients.clear()  # otherwise they would go on trying to connect until the next fence
+            raise
         self.fence_only(writers, prove, alive)
         return read_records(self._uri, self._kafka, self.progress_topic)
 
