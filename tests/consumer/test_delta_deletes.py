@@ -159,6 +159,29 @@ def test_a_commit_of_someone_else_stops_the_consumer(tmp_path: Path) -> None:
     made.target.close()
 
 
+@pytest.mark.parametrize("compacts", [False, True], ids=["a merge", "a compaction"])
+def test_a_commit_while_files_are_written_stops_the_consumer(tmp_path: Path, compacts: bool) -> None:
+    """Otherwise the rows of the files that it has replaced would be there twice."""
+    made = Begun(tmp_path)
+    for begin in range(0, 40, 2):
+        made.put({key: key for key in range(begin, begin + 2)}, fresh=True)
+    version, real, raced = made.lake.version(made.path), made.lake.store.create, list[str]()
+
+    def create(key: str, data: bytes) -> bool:
+        if key.endswith(".parquet") and not raced:
+            raced.append(key)
+            made.delta().optimize.compact()
+        return real(key, data)
+
+    made.lake.store.create = create  # type: ignore[method-assign]
+    write = partial(made.lake.compact, made.path, ["id"]) if compacts else partial(made.put, {3: -3})
+    with pytest.raises(Fatal, match="somebody else has written") as caught:
+        write()
+    assert caught.value.why.startswith(f"version {version + 1} is not this consumer's")
+    assert made.held() == {key: key for key in range(40)}, "ours is not there"
+    made.target.close()
+
+
 def test_two_programs_never_get_the_same_version(tmp_path: Path) -> None:
     """The name is given by a link, which fails if the other file came a moment ago."""
     made = Begun(tmp_path)

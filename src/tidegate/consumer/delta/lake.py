@@ -111,8 +111,9 @@ class DeltaLake(Lakehouse):
             super().merge(path, upserts, deletes, keys)
             return
         check_rows(upserts, self.partition_columns(path), self.store.uri(path))
-        change = self._merging(path).merged(upserts, deletes, keys)
-        self._commit(path, change)
+        merging = self._merging(path)
+        change = merging.merged(upserts, deletes, keys)
+        self._commit(path, merging.version, change)
         self._compaction.lost(path, change.lost_rows)
 
     def compact(self, path: str, keys: Sequence[str] = ()) -> bool:
@@ -122,8 +123,9 @@ class DeltaLake(Lakehouse):
         """
         if self._mode is WriteMode.COPY_ON_WRITE:
             return super().compact(path)
-        change = self._merging(path).compacted(self._compaction, keys)
-        self._commit(path, change)
+        merging = self._merging(path)
+        change = merging.compacted(self._compaction, keys)
+        self._commit(path, merging.version, change)
         return not change.is_empty
 
     def set_aside(self, path: str) -> bool:
@@ -135,9 +137,9 @@ class DeltaLake(Lakehouse):
         # Checked before any file is written into the folder.
         return Merging(self.store, self.vectors, path, self.writable(path))
 
-    def _commit(self, path: str, change: Change) -> None:
+    def _commit(self, path: str, base: int, change: Change) -> None:
         if not change.is_empty:
-            self.vectors.commit(path, change.replaced, change.made, change.lost)
+            self.vectors.commit(path, base, change.replaced, change.made, change.lost)
 
 
 def write_mode_of(lake: Lakehouse) -> WriteMode | None:

@@ -55,7 +55,10 @@ class Merging:
     def __init__(self, store: Store, vectors: VectorTables, path: str, table: DeltaTable) -> None:
         self._store, self._vectors, self._path, self._table = store, vectors, path, table
         self._schema, self._partition_by = pa.schema(table.schema()), columns_of(table)
-        self._files = list(vectors.live(path).files.values())
+        self._files = list(vectors.newest(path, table).files.values())
+        # The table may be opened again, or read up to a later version, before the commit.
+        self.version = int(table.version())
+        """The version that a change is made from. Its commit must be the next one."""
 
     def merged(self, upserts: pa.Table, deletes: pa.Table, keys: Sequence[str]) -> Change:
         """Write the data files of a merge. Keys are distinct. Memory holds the changes and one data file."""

@@ -9,7 +9,7 @@ Three guards precede each commit, in this order:
    that this process has made or found at the start: any other version was written by another process.
 3. The commit is the next version after the one that the first two guards have seen. If another process
    commits in between, our commit fails. Without this guard a snapshot could name rows that another process
-   wrote.
+   wrote. A change whose files take a while to write is a commit right after the version that it has read.
 
 The table of snapshots carries the identity as its own mark, so it is the first table that a target creates. A
 target without it has no identity, and nothing in the directory counts as the target's own.
@@ -216,10 +216,16 @@ class OwnTables:
         return table
 
     @contextmanager
-    def writing(self, path: str) -> Iterator[DeltaTable]:
-        """The table, for one commit: the version after the one that `writable` has seen."""
+    def writing(self, path: str, base: int | None = None) -> Iterator[DeltaTable]:
+        """The table, for one commit: the version after the one that `writable` has seen.
+
+        `base`: the version that an earlier `writable` has seen and from which the commit was made; None: it
+        is made inside.
+        """
         table = self.writable(path)
         before = int(table.version())
+        if base is not None and base != before:
+            raise self._written_by_another(path, base + 1, "it came while a change was made")
         self._tables.drop(path)  # a commit that fails may leave changes in memory
         try:
             with translated(self._store, path):

@@ -55,17 +55,20 @@ class VectorTables:
 
     def live(self, path: str, version: int | None = None) -> LiveFiles:
         """The data files of a table at a version; None: at its newest, which the next commit advances."""
-        if version is not None:
-            with self._lock:
-                held = self._newest.get(path)
-            # A commit changes the newest one, so it is not handed out for reading.
-            if held is not None and held.version == version:
-                return held.copy()
-            return advanced(None, self._store, path, version)
-        newest = int(self._tables.open(path).version())
+        if version is None:
+            return self.newest(path, self._tables.open(path))
+        with self._lock:
+            held = self._newest.get(path)
+        # A commit changes the newest one, so it is not handed out for reading.
+        if held is not None and held.version == version:
+            return held.copy()
+        return advanced(None, self._store, path, version)
+
+    def newest(self, path: str, table: DeltaTable) -> LiveFiles:
+        """The data files of a table that is open at its newest version, which the next commit advances."""
         with self._lock:
             held = self._newest.pop(path, None)
-        found = advanced(held, self._store, path, newest)
+        found = advanced(held, self._store, path, int(table.version()))
         with self._lock:
             self._newest[path] = found
             while len(self._newest) > TABLES_MAX:
@@ -172,13 +175,15 @@ class VectorTables:
     def commit(
         self,
         path: str,
+        base: int,
         replaced: Sequence[LiveFile],
         made: Sequence[Mapping[str, Any]],
         lost: Mapping[str, BitMap],
     ) -> None:
         """Replace data files, add new ones that are written already, and give others a new vector.
 
-        `lost`: by the name of a data file, all its deleted rows, earlier ones included.
+        `base`: the version whose files these are. Fatal if another program has committed since. `lost`: by
+        the name of a data file, all its deleted rows, earlier ones included.
         """
         vectors = dict[str, Vector]()
 
@@ -186,7 +191,7 @@ class VectorTables:
             vectors.update(self._write(path, lost))
             return live.changing(replaced, made, vectors)
 
-        self._commit(path, lines)
+        self._commit(path, lines, base)
         for name, vector in vectors.items():
             self._remember(path, name, vector, lost[name])
 
@@ -204,9 +209,9 @@ class VectorTables:
 
         self._commit(path, lines)
 
-    def _commit(self, path: str, lines_of: Callable[[LiveFiles], bytes]) -> None:
+    def _commit(self, path: str, lines_of: Callable[[LiveFiles], bytes], base: int | None = None) -> None:
         """Make these lines the next version. Their files are written before, or by `lines_of`."""
-        with self._tables.writing(path) as table:
+        with self._tables.writing(path, base) as table:
             before = int(table.version())
             with self._lock:
                 held = self._newest.pop(path, None)  # a commit that fails leaves nothing
