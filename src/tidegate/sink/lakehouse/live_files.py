@@ -252,12 +252,12 @@ def _plain(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def advanced(held: LiveFiles | None, store: Store, path: str, version: int) -> LiveFiles:
     """The data files of a table at a version, from those of an earlier one if the log has all commits after
-    it. Fatal if the log does not have what is needed.
+    it, otherwise from the last checkpoint. Fatal if the log does not have what is needed.
     """
-    found = held if held is not None and held.version <= version else LiveFiles()
+    found = held if held is not None and held.version <= version else _begun(store, path, version)
     if not _follow(found, store, path, version):
-        found = LiveFiles()
-        _begin(found, store, path, version)
+        # The log was trimmed after `held`, or another process is trimming it now.
+        found = _begun(store, path, version)
         if not _follow(found, store, path, version):
             raise Fatal(
                 "the log of a Delta table has a gap",
@@ -268,12 +268,15 @@ def advanced(held: LiveFiles | None, store: Store, path: str, version: int) -> L
     return found
 
 
-def _begin(files: LiveFiles, store: Store, path: str, version: int) -> None:
+def _begun(store: Store, path: str, version: int) -> LiveFiles:
+    """The data files at the last checkpoint up to a version; without one, those before the first commit."""
+    files = LiveFiles()
     for at in reversed([at for at in checkpoints(store.names(f"{path}/{LOG}")) if at <= version]):
         data = store.get(f"{path}/{LOG}/{at:020d}.checkpoint.parquet")
         if data is not None:
             files.begin(at, data)
-            return
+            break
+    return files
 
 
 def _follow(files: LiveFiles, store: Store, path: str, version: int) -> bool:

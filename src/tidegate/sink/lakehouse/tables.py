@@ -263,7 +263,7 @@ class Lakehouse:
     def read(self, path: str, version: int | None = None, columns: list[str] | None = None) -> pa.Table:
         """A table's rows at a version."""
         table = self._tables.open(path, version)
-        if self.vectors.vectors(path, table):
+        if may_have_vectors(table):
             return self.vectors.read(path, table, columns)
         return self._tables.rows_of(path, table, files_of(table)).to_table(columns=columns)
 

@@ -27,8 +27,9 @@ from tidegate.sink.lakehouse.live_files import FEATURE, LiveFile, LiveFiles, adv
 from tidegate.sink.lakehouse.own_tables import OwnTables, deleted_already, files_of
 from tidegate.sink.lakehouse.store import LOG, Store, create_own
 
-TABLES_MAX: Final = 200
-"""How many tables' files are remembered."""
+FILES_MAX: Final = 20_000
+"""How many data files are remembered, over all tables; a table that is forgotten has its log read again. One
+takes about 3 KB with bounds of ten columns."""
 BITMAPS_MAX: Final = 64 << 20
 """Bytes of vectors that are remembered, over all tables. Others are read again."""
 CHECKPOINT_EVERY: Final = 100
@@ -47,6 +48,8 @@ class VectorTables:
         self._store, self._tables = store, tables
         self._lock = threading.Lock()
         self._newest: OrderedDict[str, LiveFiles] = OrderedDict()
+        self._files = 0
+        """How many data files these have."""
         self._bitmaps: OrderedDict[tuple[str, str], tuple[Vector, BitMap]] = OrderedDict()
         """By path and data file."""
         self._bytes = 0
@@ -60,20 +63,28 @@ class VectorTables:
         with self._lock:
             held = self._newest.get(path)
         # A commit changes the newest one, so it is not handed out for reading.
-        if held is not None and held.version == version:
-            return held.copy()
-        return advanced(None, self._store, path, version)
+        earlier = held.copy() if held is not None and held.version <= version else None
+        return advanced(earlier, self._store, path, version)
 
     def newest(self, path: str, table: DeltaTable) -> LiveFiles:
         """The data files of a table that is open at its newest version, which the next commit advances."""
+        found = advanced(self._taken(path), self._store, path, int(table.version()))
+        self._keep(path, found)
+        return found
+
+    def _taken(self, path: str) -> LiveFiles | None:
+        """The newest files of a table that are remembered, which no one else then uses."""
         with self._lock:
             held = self._newest.pop(path, None)
-        found = advanced(held, self._store, path, int(table.version()))
+            self._files -= len(held.files) if held is not None else 0
+        return held
+
+    def _keep(self, path: str, live: LiveFiles) -> None:
         with self._lock:
-            self._newest[path] = found
-            while len(self._newest) > TABLES_MAX:
-                self._newest.popitem(last=False)
-        return found
+            self._newest[path] = live
+            self._files += len(live.files)
+            while self._files > FILES_MAX and len(self._newest) > 1:
+                self._files -= len(self._newest.popitem(last=False)[1].files)
 
     def vectors(self, path: str, table: DeltaTable) -> dict[str, LiveFile]:
         """By name, the data files with deleted rows of an open table; reads its log if there may be any."""
@@ -115,8 +126,7 @@ class VectorTables:
 
     def forget(self, path: str) -> None:
         """Forget a table that is removed: another one may get its path, and count its versions from 0."""
-        with self._lock:
-            self._newest.pop(path, None)
+        self._taken(path)
 
     # --- rows
 
@@ -213,9 +223,8 @@ class VectorTables:
         """Make these lines the next version. Their files are written before, or by `lines_of`."""
         with self._tables.writing(path, base) as table:
             before = int(table.version())
-            with self._lock:
-                held = self._newest.pop(path, None)  # a commit that fails leaves nothing
-            live = advanced(held, self._store, path, before)
+            # A commit that fails leaves nothing.
+            live = advanced(self._taken(path), self._store, path, before)
             lines = lines_of(live)
             if not create_own(self._store, f"{path}/{LOG}/{before + 1:020d}.json", lines):
                 raise CommitFailedError(f"version {before + 1} already exists")
@@ -223,8 +232,7 @@ class VectorTables:
             table.update_incremental()
             if (before + 2) % CHECKPOINT_EVERY == 0:
                 table.create_checkpoint()
-        with self._lock:
-            self._newest[path] = live
+        self._keep(path, live)
 
     def _write(self, path: str, lost: Mapping[str, BitMap]) -> dict[str, Vector]:
         """Write the vectors into one file, before the commit that names them."""
