@@ -117,6 +117,21 @@ def test_a_file_of_vectors_goes_when_no_needed_version_has_one_of_them(data: st.
     assert set(found) == known - kept
 
 
+def test_a_file_that_loses_rows_in_each_commit_has_one_life() -> None:
+    """Otherwise a history would grow with each commit until the file is deleted."""
+    history = FileHistory()
+    history.begin(0, ["a", "b"], 0.0)
+    for at in range(1, 100):
+        vectors = [(f"v{at - 1}", "a", False)] if at > 1 else []
+        history.commit(at, [("a", False), ("a", True)], float(at), [*vectors, (f"v{at}", "a", True)])
+        history.forget([f"v{at - 1}"])
+    assert history._past == {}
+    history.commit(100, [("a", False), ("b", False), ("b", True)], 100.0, [("v99", "a", False)])
+    assert {name: len(lives) for name, lives in history._past.items()} == {"a": 1, "v99": 1}
+    assert history.unneeded([100], 100.0) == (["a", "v99"], False)
+    assert history.unneeded([99, 100], 100.0) == ([], False)
+
+
 def test_the_vectors_of_a_commit_are_found_in_its_lines() -> None:
     vector = Vector(uuid.uuid4(), 1, 40, 6)
     text = str(vector.to_json()).replace("'", '"').replace(": ", ":")

@@ -80,13 +80,14 @@ class FileHistory:
         `vectors`: the same for deletion vectors, each with its file and the data file that has it.
         """
         assert version == self.version + 1, "a commit was left out"
-        # First all removals: a file that a commit removes and adds again is part of its version.
+        # A file that a commit removes and adds again, with another vector, is part of both versions. Its life
+        # continues: otherwise each commit would leave one behind.
+        again = {name for name, added in actions if added}
         for name, added in actions:
-            if not added:
+            if not added and name not in again:
                 self._end(name, version, at)
-        for name, added in actions:
-            if added:
-                self._since.setdefault(name, version)
+        for name in again:
+            self._since.setdefault(name, version)
         self._commit_vectors(version, vectors, at)
         self.version = version
 
