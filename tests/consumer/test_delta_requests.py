@@ -15,6 +15,7 @@ from tests.consumer.delta_table import Begun, as_values
 from tests.consumer.test_iceberg import KEYED, rows
 from tidegate.consumer.delta.lake import DeltaLake
 from tidegate.sink.lakehouse import vector_tables
+from tidegate.sink.lakehouse.store import DiskStore
 from tidegate.sink.lakehouse.vector_tables import VectorTables
 
 
@@ -94,3 +95,24 @@ def test_thousands_of_small_tables_are_remembered(monkeypatch: pytest.MonkeyPatc
     look, names = tables_of_one_file(2000)
     look()
     assert len(names) == 2000, "the least recently used one was forgotten each time"
+
+
+def test_only_commits_need_a_conditional_put(tmp_path: Path) -> None:
+    """An object store does not repeat one whose answer was lost."""
+    made, created, written = Begun(tmp_path), list[str](), list[str]()
+    made.put({key: key for key in range(40)}, fresh=True)
+    store: Any = made.lake.store
+    disk = DiskStore(tmp_path)
+
+    def create(key: str, data: bytes) -> bool:
+        created.append(Path(key).suffix)
+        return disk.create(key, data)
+
+    def put(key: str, data: bytes) -> None:
+        written.append(Path(key).suffix)
+        disk.put(key, data)
+
+    store.create, store.put = create, put
+    made.put({3: -3})
+    assert (created, written) == ([".json"], [".parquet", ".bin"])
+    made.target.close()

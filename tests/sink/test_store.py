@@ -50,6 +50,12 @@ def test_a_file_is_created_once_and_read_as_it_was(opened: Opened) -> None:
     assert store.stamp("a/b") != before
 
 
+def test_a_file_whose_name_nobody_else_uses_is_put(opened: Opened) -> None:
+    opened().put("a/b/c", b"one")
+    assert opened().get("a/b/c") == b"one"
+    assert opened().names("a/b") == ["c"]
+
+
 def test_an_object_is_put_again_and_its_beginning_is_read(s3: S3Place) -> None:
     store = s3.store()
     assert store.beginning("a/b", 4) is None

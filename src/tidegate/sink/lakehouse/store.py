@@ -2,6 +2,7 @@
 
     get, read       reads an object, or None
     create          writes an object if it is absent: True for exactly one of all callers on all machines
+    put             writes an object whose name nobody else uses
     append, lines   a log of lines; a line is durable when `append` returns
     files, folders  lists the content of a folder
     names           lists its files without their times, for which a disk would have to read each inode
@@ -81,6 +82,9 @@ class Store(Protocol):
 
     def create(self, key: str, data: bytes) -> bool:
         """Write a new file durably. False: it exists already and is left unchanged."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a file durably whose name nobody else uses: a random one. It may be written twice."""
 
     def append(self, name: str, line: bytes) -> None:
         """Add a line, given without its line feed, durably."""
@@ -182,6 +186,10 @@ class DiskStore:
             out.flush()
             os.fsync(out.fileno())
         return _named(fresh, file)
+
+    def put(self, key: str, data: bytes) -> None:
+        if not self.create(key, data):
+            raise AssertionError("a random name was taken")
 
     def append(self, name: str, line: bytes) -> None:
         """Cuts off a torn last line of an earlier crash first."""
