@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from tests.consumer.at_iceberg import deletes_in_small_files
 from tests.consumer.delta_table import Begun, as_values
 from tests.consumer.test_iceberg import KEYED, rows
 from tidegate.consumer.delta.lake import DeltaLake
 from tidegate.sink.lakehouse import vector_tables
+from tidegate.sink.lakehouse.open_tables import OpenTables
 from tidegate.sink.lakehouse.store import DiskStore
 from tidegate.sink.lakehouse.vector_tables import VectorTables
 
@@ -95,6 +96,24 @@ def test_thousands_of_small_tables_are_remembered(monkeypatch: pytest.MonkeyPatc
     look, names = tables_of_one_file(2000)
     look()
     assert len(names) == 2000, "the least recently used one was forgotten each time"
+
+
+def test_upkeep_opens_the_oldest_needed_version_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Begun(tmp_path)
+    made.put({key: key for key in range(40)}, fresh=True)
+    made.put({3: -3})
+    named = made.lake.version(made.path)
+    made.put({4: -4})
+    opened, real = list[int | None](), OpenTables.at
+
+    def at(self: OpenTables, path: str, version: int | None = None) -> DeltaTable:
+        opened.append(version)
+        return real(self, path, version)
+
+    monkeypatch.setattr(OpenTables, "at", at)
+    assert sum(made.lake.files_of(made.path).clean([named], 0, 0)) == 0
+    assert [version for version in opened if version is not None] == [named]
+    made.target.close()
 
 
 def test_only_commits_need_a_conditional_put(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_death_at_any_deletion_leaves_all_that_is_needed(
                 raise Killed
 
         mortal = TableFiles(
-            DiskStore(tmp_path), PATH, lambda at: [file.name for file in lake.files(PATH, at)], lives_on
+            DiskStore(tmp_path), PATH, lambda at: ([file.name for file in lake.files(PATH, at)], []), lives_on
         )
         try:
             list(mortal.clean(needed, time.time(), time.time()))

@@ -28,16 +28,14 @@ class TableFiles:
         self,
         store: Store,
         folder: str,
-        files_at: Callable[[int], list[str]],
+        files_at: Callable[[int], tuple[list[str], list[tuple[str, str]]]],
         check: Callable[[], object],
-        vectors_at: Callable[[int], list[tuple[str, str]]] = lambda version: [],
     ) -> None:
-        """`files_at`: the data files of a version; `check` raises unless we may delete the table's files.
-
-        `vectors_at`: the files of deletion vectors of a version, each with a data file that needs it.
+        """`files_at`: the data files of a version, and its files of deletion vectors, each with a data file
+        that needs it. `check` raises unless we may delete the table's files.
         """
         self._store, self._folder, self._log = store, folder, f"{folder}/_delta_log"
-        self._files_at, self._check, self._vectors_at = files_at, check, vectors_at
+        self._files_at, self._check = files_at, check
         self._history = FileHistory()
         self._swept = False
         """Whether files that no commit names were looked for."""
@@ -96,7 +94,7 @@ class TableFiles:
             self._begin(behind[0], self._store.files(self._log))
 
     def _begin(self, version: int, times: Mapping[str, float]) -> None:
-        files, vectors = self._files_at(version), self._vectors_at(version)
+        files, vectors = self._files_at(version)
         self._history.begin(version, files, _time_of(version, times), vectors)
 
     def _unnamed_files(self, oldest: int, before: float) -> list[str]:

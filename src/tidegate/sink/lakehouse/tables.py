@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -282,14 +281,15 @@ class Lakehouse:
     def files_of(self, path: str) -> TableFiles:
         """An object that deletes the files of a table that no needed version has."""
 
-        def files_at(version: int) -> list[str]:
-            return files_of(self._tables.open(path, version))
+        def files_at(version: int) -> tuple[list[str], list[tuple[str, str]]]:
+            table = self._tables.open(path, version)
+            return files_of(table), self.vectors.files_of(path, table)
 
         def check() -> None:
             self._tables.writable(path)
             self.check_writer()
 
-        return TableFiles(self.store, path, files_at, check, partial(self.vectors.files_at, path))
+        return TableFiles(self.store, path, files_at, check)
 
     def path_for(self, schema: str, table: str) -> str:
         """The path of a new table of this name. On a disk this is always the path named after the table.

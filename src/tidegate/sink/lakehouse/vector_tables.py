@@ -167,9 +167,9 @@ class VectorTables:
         files = [(one, bitmaps.get(name)) for name, one in self.fragments(path, table, files_of(table))]
         return (row for one, dead in files for row in alive_batches(one, schema, wanted, dead))
 
-    def files_at(self, path: str, version: int) -> list[tuple[str, str]]:
-        """The files of vectors of a table's version, each with a data file whose vector is in it."""
-        held = self.vectors(path, self._tables.open(path, version))
+    def files_of(self, path: str, table: DeltaTable) -> list[tuple[str, str]]:
+        """The files of vectors of an open table, each with a data file whose vector is in it."""
+        held = self.vectors(path, table)
         return [(one.vector.file, name) for name, one in held.items() if one.vector is not None]
 
     def deleted_rows(self, path: str, version: int | None = None) -> dict[str, Positions]:
