@@ -61,7 +61,10 @@ class Merging:
         """The version that a change is made from. Its commit must be the next one."""
 
     def merged(self, upserts: pa.Table, deletes: pa.Table, keys: Sequence[str]) -> Change:
-        """Write the data files of a merge. Keys are distinct. Memory holds the changes and one data file."""
+        """Write the data files of a merge. Keys are distinct.
+
+        Memory holds the changes, one data file, and the vectors of all files that may have one of the keys.
+        """
         upserts = upserts.select(self._schema.names).cast(self._schema)
         key_schema = pa.schema([self._schema.field(name) for name in keys])
         changed = [upserts.select(list(keys)), deletes.select(list(keys)).cast(key_schema)]

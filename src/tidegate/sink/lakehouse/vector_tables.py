@@ -31,7 +31,7 @@ FILES_MAX: Final = 20_000
 """How many data files are remembered, over all tables; a table that is forgotten has its log read again. One
 takes about 3 KB with bounds of ten columns."""
 BITMAPS_MAX: Final = 64 << 20
-"""Bytes of vectors that are remembered, over all tables. Others are read again."""
+"""Bytes of vectors that are remembered between commits, over all tables. Others are read again."""
 CHECKPOINT_EVERY: Final = 100
 """Commits between two checkpoints, as delta-rs makes them by default."""
 
