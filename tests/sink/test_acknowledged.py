@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from tests.sink.test_kafka import sink
 from tidegate.errors import Retryable
@@ -65,3 +66,16 @@ def test_a_wait_for_a_silent_broker_is_no_sign_of_life_and_ends(monkeypatch: pyt
     with pytest.raises(Retryable):
         opened(monkeypatch, lives).commit(RECORDS)
     assert lives == []
+
+
+def test_a_broker_that_does_not_answer_an_abort_either_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Client, timeout_s: float) -> None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "refused", txn_requires_abort=True))
+
+    def silence(self: Client, timeout_s: float) -> None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "silence"))
+
+    monkeypatch.setattr(Client, "commit_transaction", refuse)
+    monkeypatch.setattr(Client, "abort_transaction", silence)
+    with pytest.raises(Retryable):
+        opened(monkeypatch, []).commit(RECORDS)

@@ -266,7 +266,8 @@ class Processor:
         """For each range, the ts up to which all of its wanted tables are durable; never above the bound, nor
         above a DDL whose spans we do not have yet (`passed`). The ranges do not overlap.
         """
-        # docs/guarantees.md#after-resolved-r-no-row-at-or-below-r-appears-for-the-first-time
+        # docs/guarantees.md#after-resolved-r-no-row-at-or-below-r-appears-for-the-first-time:
+        # beyond the bound other tables may be wanted.
         bound = self.reach
         return [min(bound, ts) for ts in self.spans.durable_in(ranges, otherwise=bound)]
 

@@ -277,4 +277,6 @@ class SpanStore:
             batches = kernels.take_all(table, refs, self._store.scratch())
             self._files.add(batches, len(refs), low, high)
             self.rows_sealed += len(refs)
+        # docs/guarantees.md#too-little-disk-space-delays-delivery-but-never-loses-data: rows
+        # leave memory only after they are written. If the disk is full, the next call writes them.
         self._store.charge(memory=self._waiting.forget(chosen, taken, upto))

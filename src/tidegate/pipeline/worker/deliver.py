@@ -232,6 +232,7 @@ class Worker:
                 if not piece.again:
                     keep_damaged(self.access, stretch.name, encoded)
                 batch.add(encoded, stretch.reports[0], again=piece.again)
+            # Before the yield: a commit there makes this piece durable, and `keep` takes `past` as its end.
             stretch.past = piece.end
             if self._pieces:
                 # One below: the commit ts of the last row may continue in the next piece.

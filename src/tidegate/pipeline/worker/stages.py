@@ -325,6 +325,7 @@ def _content(
         marked = set(places)
         for first, end in _between(places, len(routed)):
             if first in marked:
+                # Before the row, and on all partitions: readers wait here until the value is free.
                 ts = int(routed.commit_ts[first])
                 found.append(mark_block(context.mark(build_ms), routed.table.name, ts, topic, count))
             some, where = routed, partition

@@ -253,6 +253,7 @@ class BlockMatcher:
             if not self._registrations.is_live(owner):
                 rest.remove()
                 return Matched([], [], NO_MARKS, NO_TS, 0, 0)
+            # First: while it is marked as spilled, rows that are fed below would be logged, not matched.
             spilling.forget(owner.number)
             self._registrations.restore(owner, k.LIVE, rest.resolved)
             # Much of it would soon be spilled again, and the new log already has it.

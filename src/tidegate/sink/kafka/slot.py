@@ -203,7 +203,10 @@ class SlotWriter:
     def _give_up(self, cause: KafkaException) -> NoReturn:
         error: KafkaError = cause.args[0]
         if error.txn_requires_abort():
-            self._producer.abort_transaction(ABORT_TIMEOUT_S)
+            try:
+                self._producer.abort_transaction(ABORT_TIMEOUT_S)
+            except KafkaException as second:
+                raise unreachable(self._uri, second) from cause
         raise unwritten(self._uri, error) from cause
 
     def _produce_part(self, block: MessageBlock, part: np.ndarray[Any, Any]) -> None:
