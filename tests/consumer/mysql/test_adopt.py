@@ -251,6 +251,26 @@ def test_a_key_that_is_not_the_targets_first_is_the_topics(
     assert cursor.fetchall() == ()
 
 
+def test_a_key_that_the_topic_does_not_carry_is_refused(
+    mariadb: MySqlServer, cursor: Any, tmp_path: Path
+) -> None:
+    """Rows would be netted by NULLs: of three inserts one would be written."""
+    columns = replace(ID, name="a", key=False), U
+    rows = [(INSERT, {"a": 1, "u": number}, None) for number in range(3)]
+    made = "create table d_adopt.t (s bigint auto_increment primary key, a bigint, u int)"
+    cursor.execute(made)
+    with (
+        Consumer(mariadb, tmp_path) as consumer,
+        pytest.raises(Fatal, match="rows of the topic do not carry"),
+    ):
+        consumer.rows(*rows, columns=columns)
+    cursor.execute("DROP TABLE d_adopt.t")
+    with Consumer(mariadb, tmp_path, adopting=False) as consumer:
+        consumer.applier.ddl([reported(made, 9, "d_adopt")])
+        with pytest.raises(Fatal, match="column s"):
+            consumer.rows(*rows, columns=columns)
+
+
 def test_rows_with_a_column_that_the_table_has_not_are_refused(
     mariadb: MySqlServer, cursor: Any, tmp_path: Path
 ) -> None:

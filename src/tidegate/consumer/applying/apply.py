@@ -326,7 +326,8 @@ class Applier:
 
 
 def _check_columns(known: Definition, segment: StagedRun) -> None:
-    """Fatal when rows have a column that no DDL has announced."""
+    """Fatal when rows have a column that no DDL has announced, or lack one of the key."""
+    definition.check_keys(known, {column.name for column in segment.columns})
     other = {*known.generated, *known.ignored}
     unknown = [c.name for c in segment.columns if known.column(c.name) is None and c.name not in other]
     if unknown:

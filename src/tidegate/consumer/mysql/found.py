@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 
 from tidegate.consumer.applying.target import Name
 from tidegate.consumer.table.convert import TargetColumn, in_key, target_type
-from tidegate.consumer.table.definition import Definition
+from tidegate.consumer.table.definition import Definition, check_keys
 from tidegate.errors import Fatal
 
 Ask: TypeAlias = Callable[..., list[tuple[Any, ...]]]
@@ -136,7 +136,8 @@ def adopted(found: Found, name: Name, version: int, keys: tuple[str, ...] = ()) 
 
 
 def check_columns(definition: Definition, asked: Definition) -> None:
-    """Fatal when rows of the topic have a column that the table at the target lacks."""
+    """Fatal when rows of the topic have a column that the table lacks, or lack one of the table's key."""
+    check_keys(definition, {column.name for column in asked.columns})
     known = {column.name for column in definition.columns} | set(definition.generated)
     unknown = [column.name for column in asked.columns if column.name not in known]
     if unknown:

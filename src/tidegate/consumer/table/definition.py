@@ -8,7 +8,7 @@ was guessed is listed, and is corrected when a DDL with a header arrives.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
 from typing import Any, Final
@@ -175,6 +175,24 @@ def guess(schema: str, table: str, columns: Sequence[WireColumn], version: int) 
     if not keys:
         unknown.append("no key is known: rows are compared by their whole content")
     return Definition(schema, table, 0, version, tuple(made), keys, None, tuple(unknown))
+
+
+def check_keys(known: Definition, names: Collection[str]) -> None:
+    """Fatal when rows with these columns lack a column of the key that was read from the target.
+
+    All their keys would be NULL, so that of several rows only the last one would be written.
+    """
+    lacking = [key for key in known.keys if key not in names]
+    if known.info is None and lacking:
+        raise Fatal(
+            "a table at the target has a key that rows of the topic do not carry",
+            where=f"table {known.name}, column {', '.join(lacking)}",
+            why="the target or its loader has added the key, and without its values it is not known "
+            "which rows are the same",
+            fix="give a new target the table with the source's keys only (MySQL adds one if "
+            "sql_generate_invisible_primary_key is ON), or leave the table out with a [filter] rule of a new "
+            "changefeed",
+        )
 
 
 def grown(held: Definition, seen: Sequence[WireColumn], version: int) -> Definition | None:
