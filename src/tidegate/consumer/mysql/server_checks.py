@@ -11,7 +11,11 @@ from tidegate.consumer.mysql.session import SCHEMA
 from tidegate.errors import InvalidInput
 
 WHICH_SERVER: Final = "SELECT @@server_id, @@hostname, @@port"
-_VARIABLES: Final = ("explicit_defaults_for_timestamp", "binlog_format")
+_VARIABLES: Final = (
+    "explicit_defaults_for_timestamp",
+    "binlog_format",
+    "sql_generate_invisible_primary_key",
+)
 
 
 def check_one_server(control: Sequence[Any], lane: Sequence[Any], target: str) -> None:
@@ -53,6 +57,13 @@ def check_server(ask: Ask, dialect: Dialect, target: str) -> None:
             where=target,
             why="@@binlog_format is STATEMENT",
             fix="set binlog_format to ROW",
+        )
+    if found.get("sql_generate_invisible_primary_key") == "ON":
+        raise InvalidInput(
+            "the target gives tables without a key one that the topic's rows do not have",
+            where=target,
+            why="@@sql_generate_invisible_primary_key is ON",
+            fix="set it to OFF with SET GLOBAL and in the server's configuration",
         )
 
 
