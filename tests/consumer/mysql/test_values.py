@@ -20,6 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.consumer.applying.net_effect import BagEffect
+from tidegate.consumer.applying.target import TableChanges
+from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.digest import Digest
 from tidegate.consumer.mysql.lanes import written
 from tidegate.consumer.mysql.literals import (
@@ -34,6 +37,7 @@ from tidegate.consumer.mysql.literals import (
     literals,
     row_texts,
 )
+from tidegate.consumer.mysql.rendering import whole
 from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.table.convert import (
     BIT,
@@ -58,6 +62,7 @@ from tidegate.consumer.table.convert import (
     in_key,
     target_type,
 )
+from tidegate.consumer.table.definition import Definition
 from tidegate.errors import Fatal, Undecodable
 from tidegate.kernel import PAD
 
@@ -453,6 +458,9 @@ ONLY_WITHOUT_KEY = {
     ),
 }
 
+NORMALIZED = b"BINARY CONVERT(CAST(`c` AS JSON) USING utf8mb4)<=>CONVERT(CAST('1' AS JSON) USING utf8mb4)"
+AS_IT_IS = b"BINARY CONVERT(`c` USING utf8mb4)<=>'1'"
+
 
 @pytest.fixture
 def server(mariadb: MySqlServer) -> Iterator[Connection]:
@@ -533,6 +541,40 @@ def test_a_delete_without_a_key_finds_just_the_rows_it_names(server: Connection,
         left = Counter(exact(one, stored.wire) for (one,) in ask(server, f"SELECT {stored.shown} FROM t"))
         assert left == expected
         expected.clear()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "info", "uniques", "text"),
+    [
+        (Dialect.MYSQL, None, (), NORMALIZED),
+        (Dialect.MYSQL, {}, (("u",),), NORMALIZED),
+        (Dialect.MYSQL, {}, (), AS_IT_IS),
+        (Dialect.MARIADB, None, (), AS_IT_IS),
+        (Dialect.MARIADB, {}, (("u",),), AS_IT_IS),
+    ],
+)
+def test_json_without_a_key_is_compared_in_the_form_in_which_it_is_stored(
+    dialect: Dialect, info: dict[str, Any] | None, uniques: tuple[tuple[str, ...], ...], text: bytes
+) -> None:
+    of = (column(JSON),)
+    table = Definition("s", "t", 0, 1, of, (), info, uniques=uniques)
+    rows = pa.table({"c": ["1"]})
+    made = whole(TableChanges(table, BagEffect(rows.slice(1), [], rows)), 1 << 20, Digest(), dialect)
+    assert made.deletes == [(b"DELETE FROM `s`.`t` WHERE " + text + b" LIMIT 1", 1)]
+
+
+def test_json_of_mysqls_own_type_is_found_without_a_key(server: Connection, dialect: Dialect) -> None:
+    if dialect is not Dialect.MYSQL:
+        pytest.skip(f"about MySQL; the server is {dialect}")
+    ask(server, "CREATE TABLE t (c JSON) ENGINE=InnoDB")
+    texts = ['{"b": 1, "a":  1.0}', '{"b": 1, "a": 1}', "1", "1.0", '"a"', '"A"', "1e10", "null", None]
+    rows = pa.table({"c": pa.array(texts, pa.string())})
+    write(server, inserts([column(JSON)], rows, "t", Digest()))
+    for at in range(len(texts)):
+        once = rows.slice(at, 1)
+        ((text, _),) = bag_deletes([column(JSON)], once, "t", Digest(), native_json=True)
+        assert written(server, text) == 1
+        assert not written(server, text)
 
 
 def test_random_texts_and_bytes_come_back_exact(server: Connection) -> None:

@@ -230,16 +230,23 @@ def matching(columns: Sequence[TargetColumn], rows: pa.Table) -> Iterator[bytes]
 
 
 def bag_deletes(
-    columns: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest
+    columns: Sequence[TargetColumn],
+    rows: pa.Table,
+    table: str,
+    digest: Digest,
+    *,
+    native_json: bool = False,
 ) -> Iterator[tuple[bytes, int]]:
     """A DELETE for each distinct row, and how many rows it must find: as many as `rows` has of it.
 
-    Text is compared by its bytes, because a collation may treat other rows as equal.
+    Text is compared by its bytes, because a collation may treat other rows as equal. `native_json`: JSON has
+    MySQL's own type, which stores it in another form. Then the text of that form is compared: as JSON, 1 and
+    1.0 would be equal.
     """
     head = f"DELETE FROM {table} WHERE ".encode()
     wanted: dict[bytes, int] = {}
     for part in _slices(rows):
-        texts = _equations(columns, part, b"<=>")
+        texts = _equations(columns, part, b"<=>", native_json=native_json)
         digest.add(head, Texts.of(texts))
         for text in texts.to_pylist():
             wanted[text] = wanted.get(text, 0) + 1
@@ -247,10 +254,16 @@ def bag_deletes(
         yield head + text + f" LIMIT {count}".encode(), count
 
 
-def _equations(columns: Sequence[TargetColumn], part: pa.Table, sign: bytes) -> pa.Array:
+def _equations(
+    columns: Sequence[TargetColumn], part: pa.Table, sign: bytes, *, native_json: bool = False
+) -> pa.Array:
     equal = []
     for column, values in zip(columns, _literals(columns, part), strict=True):
         left = (_compared(column) if sign == b"<=>" else quoted(column.name)).encode() + sign
+        if native_json and column.mysql_type == JSON:
+            before, after = b"CONVERT(CAST(", b" AS JSON) USING utf8mb4)"
+            left = b"".join((b"BINARY ", before, quoted(column.name).encode(), after, sign))
+            values = pc.binary_join_element_wise(before, values, after, b"")
         equal.append(pc.binary_join_element_wise(left, values, b""))
     return pc.binary_join_element_wise(*equal, b" AND ")
 

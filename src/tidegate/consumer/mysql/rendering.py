@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tidegate.consumer.applying.net_effect import Effect
 from tidegate.consumer.applying.target import Name, TableChanges
+from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.digest import Digest
 from tidegate.consumer.mysql.literals import bag_deletes, check_lengths, deletes, inserts
 from tidegate.consumer.mysql.tables import qualified
@@ -38,16 +39,16 @@ class Statements:
         self.inserts += other.inserts
 
 
-def whole(changes: TableChanges, packet: int, digest: Digest) -> Statements:
+def whole(changes: TableChanges, packet: int, digest: Digest, dialect: Dialect) -> Statements:
     """All statements of a table's changes, with a digest of their rows. `packet`: as in `add_deletes`."""
     made, table = Statements(digest), changes.definition
-    add_deletes(made, changes, packet)
+    add_deletes(made, changes, packet, dialect)
     add_inserts(made, changes, packet)
     made.tables.append(((table.schema, table.table), len(made.deletes), len(made.inserts)))
     return made
 
 
-def add_deletes(made: Statements, changes: TableChanges, packet: int) -> None:
+def add_deletes(made: Statements, changes: TableChanges, packet: int, dialect: Dialect) -> None:
     """Add the deletes of a table's changes; of rows to insert, too, if a row with their values may exist.
 
     `packet`: the most bytes of a statement. Raises Fatal for a longer one.
@@ -69,7 +70,10 @@ def add_deletes(made: Statements, changes: TableChanges, packet: int) -> None:
                 made.deletes += [(text, None) for text in deletes(taken, rows, name, made.digest)]
     else:
         own = [column for column in table.columns if column.name not in table.generated]
-        made.deletes += bag_deletes(own, effect.deletes, name, made.digest)
+        # From a TableInfo the consumer makes a LONGTEXT. A table of the topic's SQL or of somebody else may
+        # have MySQL's own JSON.
+        native = dialect is Dialect.MYSQL and (table.info is None or bool(table.uniques))
+        made.deletes += bag_deletes(own, effect.deletes, name, made.digest, native_json=native)
     check_lengths((text for text, _ in made.deletes), table.name, packet)
 
 

@@ -145,14 +145,17 @@ class RowWriter:
         table = changes.definition
         with blaming((table.schema, table.table)):
             self._uniques.check(table)
-            made = whole(changes, self.packet, self._digest())
+            made = whole(changes, self.packet, self._digest(), self._hold.dialect)
         return self._lanes.of(table.schema, table.table), made
 
     def _part(self, table: Parted, part: int, inserting: bool) -> Statements:
         made = Statements(self._digest())
         changes = table.net_changes(part) if inserting or table.may_delete(part) else None
         if changes is not None:
-            (add_inserts if inserting else add_deletes)(made, changes, self.packet)
+            if inserting:
+                add_inserts(made, changes, self.packet)
+            else:
+                add_deletes(made, changes, self.packet, self._hold.dialect)
         return made
 
     def close(self) -> None:
