@@ -9,6 +9,7 @@ These parts are left out, so that a table and its altered copy have the same des
 
 - the table's name, and the AUTO_INCREMENT counter, which rises with each row;
 - what LIKE does not copy: foreign keys, and some of the table's options. The consumer changes neither.
+- the names of checks, and their order, which is that of the names: MySQL's LIKE gives them new names.
 
 A server that was upgraded between a crash and the restart may describe an old table in other words. The
 restart then finds neither description, and stops: `difference` shows that only words differ.
@@ -28,6 +29,7 @@ from tidegate.consumer.mysql.tables import qualified
 _OPTIONS: Final = re.compile(r"\) ENGINE=(\w+).*? DEFAULT CHARSET=(\w+)(?: COLLATE=(\w+))?")
 """The line after the last column or index, and the parts of it that are kept."""
 _FOREIGN_KEY: Final = re.compile(r"\s*CONSTRAINT `(?:[^`]|``)*` FOREIGN KEY ")
+_CHECK: Final = re.compile(r"CONSTRAINT `(?:[^`]|``)*` (?=CHECK )")
 _ABSENT: Final = frozenset({ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR})
 
 
@@ -46,11 +48,13 @@ def describe(cursor: Any, schema: str, table: str) -> str | None:
 
 
 def normalized(created: str) -> str:
-    """SHOW CREATE TABLE without the table's name, its foreign keys, most of its options and the commas."""
+    """SHOW CREATE TABLE without names of the table and its checks, foreign keys, most options and commas."""
     head, *lines = created.split("\n")
     kind = head.partition("`")[0].strip()
     kept = [line.strip().removesuffix(",") for line in lines if not _FOREIGN_KEY.match(line)]
-    return "\n".join([kind, *map(_without_options, kept)])
+    checks = sorted(_CHECK.sub("", line, count=1) for line in kept if _CHECK.match(line))
+    others = [_without_options(line) for line in kept if not _CHECK.match(line)]
+    return "\n".join([kind, *others, *checks])
 
 
 def _without_options(line: str) -> str:
