@@ -152,13 +152,16 @@ def written(connection: Connection, text: bytes) -> int:
     found = int(connection.query(text))
     if connection._result is None or not connection._result.warning_count:
         return found
+    count, listed = connection._result.warning_count, connection.show_warnings()
     # MySQL also warns of words that it will not know one day, such as BINARY before an expression.
-    warnings = [one for one in connection.show_warnings() if one[1] not in DEPRECATED]
-    if warnings:
+    whys = [str(one[-1]) for one in listed if one[1] not in DEPRECATED]
+    # The server lists at most @@max_error_count of them, and the others may be about values.
+    if whys or len(listed) < count:
+        unlisted = f"{count} warnings, of which the server lists {len(listed)} (@@max_error_count)"
         raise Fatal(
             "the target would store other values than these",
             where=text[:120].decode(errors="replace"),
-            why="; ".join(str(one[-1]) for one in warnings[:3]),
+            why="; ".join(whys[:3]) or unlisted,
             fix="compare the table's columns at the target with those at the source",
         )
     return found
