@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Final
 
@@ -16,6 +17,8 @@ class Dialect(StrEnum):
 
 DIALECT: Final = "SELECT @@version, @@version_comment"
 """The query for `dialect_of`. Both, because TiDB's version can be set to any text."""
+OLDEST_MYSQL: Final = (8, 0, 13)
+"""The first MySQL that takes an expression as a default (`default_of_text`)."""
 COLLATIONS: Final = {
     "utf8mb4_0900_ai_ci": "utf8mb4_uca1400_nopad_ai_ci",
     "utf8mb4_0900_bin": "utf8mb4_nopad_bin",
@@ -29,6 +32,11 @@ def dialect_of(version: str, comment: str) -> Dialect:
     if "tidb" in said:
         return Dialect.TIDB
     return Dialect.MARIADB if "mariadb" in said else Dialect.MYSQL
+
+
+def is_too_old(dialect: Dialect, version: str) -> bool:
+    """Whether a server is a MySQL before `OLDEST_MYSQL`."""
+    return dialect is Dialect.MYSQL and tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST_MYSQL
 
 
 def collation_at(dialect: Dialect, collation: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tidegate.consumer.mysql.dialect import Dialect
+from tidegate.consumer.mysql.dialect import DIALECT, OLDEST_MYSQL, Dialect, is_too_old
 from tidegate.consumer.mysql.found import Ask
 from tidegate.consumer.mysql.session import SCHEMA
 from tidegate.errors import InvalidInput
@@ -43,6 +43,15 @@ def check_server(ask: Ask, dialect: Dialect, target: str) -> None:
             why="GET_LOCK there is a transaction that ends after an hour, and a DDL is a job that continues "
             "without its connection, so that an earlier consumer could still write",
             fix="use MySQL or MariaDB, or a Delta target",
+        )
+    version = str(ask(DIALECT)[0][0])
+    if is_too_old(dialect, version):
+        oldest = ".".join(map(str, OLDEST_MYSQL))
+        raise InvalidInput(
+            "the target is too old",
+            where=target,
+            why=f"it is MySQL {version}, in which a TEXT column cannot have a default",
+            fix=f"use MySQL {oldest} or later, or MariaDB",
         )
     if found.get("explicit_defaults_for_timestamp", "ON") != "ON":
         raise InvalidInput(
