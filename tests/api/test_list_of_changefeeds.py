@@ -18,6 +18,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 
+from tidegate.api import feed_json
 from tidegate.api.changefeeds import show_all
 from tidegate.clock import SystemClock
 from tidegate.config.reading import merge_config
@@ -60,8 +61,8 @@ class WatchedDisk(Executor):
         return done
 
 
-def capture_with(feeds: int, folder: Path, uses: Counter[str]) -> Capture:
-    """A capture that is open and has this many changefeeds, none of which runs."""
+def capture_with(feeds: int, folder: Path, uses: Counter[str], state: str = "normal") -> Capture:
+    """A capture that is open and has this many changefeeds of a state, none of which runs."""
     nothing: Any = None
     outside: Any = {name: Watched(name, uses) for name in ("pd", "metadata", "application")}
     node = Node(
@@ -83,7 +84,7 @@ def capture_with(feeds: int, folder: Path, uses: Counter[str]) -> Capture:
     capture = Capture(Options(pd="", data_dir=folder))
     reactor: Any = SimpleNamespace(feeds=Feeds(), node=node)
     for number in range(feeds):
-        info = FeedInfo(URI, config, 5, 0, 1, "normal", f"i{number}")
+        info = FeedInfo(URI, config, 5, 0, 1, state, f"i{number}")
         feed = FeedId("default", f"f{number}")
         reactor.feeds[feed] = Feed(node, feed, info, FeedStatus(5))
     tenure: Any = SimpleNamespace(reactor=reactor, readers=Readers(reactor))
@@ -122,3 +123,23 @@ def test_a_further_changefeed_in_the_list_costs_no_call_and_no_file(tmp_path: Pa
         assert answer["total"] == len(answer["items"]) == feeds
         found.append(uses)
     assert found[0] == found[1], "as many for 200 changefeeds as for one"
+
+
+async def shown(folder: Path, state: str) -> list[dict[str, Any]]:
+    """One changefeed of a state, in the list and by itself."""
+    app = Starlette()
+    app.state.capture = capture_with(1, folder, Counter(), state)
+    (feed,) = app.state.capture.tenure.reactor.feeds.values()
+    scope = {"type": "http", "method": "GET", "headers": [], "query_string": b"", "app": app}
+    return [feed_json.brief(feed), feed_json.full(feed, Request(scope))]
+
+
+@pytest.mark.parametrize("state", ["normal", "stopped", "finished"])
+def test_only_a_finished_changefeed_has_no_lag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    for part in ("own", "task_status"):  # they need a capture that runs
+        monkeypatch.setattr(feed_json, part, lambda *_: {})
+    for answer in asyncio.run(shown(tmp_path, state)):
+        assert answer["state"] == state
+        assert (answer["tidegate"]["checkpoint_lag_ms"] is None) == (state == "finished")

@@ -78,7 +78,8 @@ async def show_all(request: Request) -> Response:
         but finished ones).
     Answer: `total`, and `items` with `id`, `namespace`, `keyspace`, `upstream_id`, `state`,
         `checkpoint_tso`, `checkpoint_time`, `error`, and `tidegate` with `kind` (`changefeed` or `reader`)
-        and `checkpoint_lag_ms`, PD's time minus the checkpoint (null: the checkpoint is not known).
+        and `checkpoint_lag_ms`, PD's time minus the checkpoint (null: it has finished, or the
+        checkpoint is not known).
     """
     query = dict(request.query_params)
     wanted = query.get("state", "")

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from tidegate import __version__
 from tidegate.api.status import capture_of
+from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedError
 from tidegate.control.move_cost import Evenness, MoveCost
 from tidegate.control.range_reasons import Delivery, Group, grouped
@@ -112,7 +113,7 @@ def brief(feed: Feed, place: ReaderProgress | None = None) -> dict[str, Any]:
         "error": error_json(feed.record.life.error),
         "tidegate": {
             "kind": "reader" if feed.record.uri.is_reader else "changefeed",
-            "checkpoint_lag_ms": _behind(checkpoint, feed.node.now_ms()),
+            "checkpoint_lag_ms": _lag_ms(feed, checkpoint),
         },
     }
 
@@ -136,6 +137,12 @@ def brief_unreadable(feed: UnreadableFeed, node: Node) -> dict[str, Any]:
             "checkpoint_lag_ms": _behind(checkpoint, node.now_ms()) if checkpoint else None,
         },
     }
+
+
+def _lag_ms(feed: Feed, checkpoint: int) -> int | None:
+    """The age of a feed's checkpoint; None if it has finished, because its checkpoint stays where it is."""
+    finished = feed.record.shown_state is State.FINISHED
+    return None if finished else _behind(checkpoint, feed.node.now_ms())
 
 
 def _behind(ts: int, now_ms: int) -> int:
@@ -168,7 +175,7 @@ def full(feed: Feed, request: Request, place: ReaderProgress | None = None) -> d
         "task_status": task_status(feed, capture_of(request)),
         "tidegate": own(feed, request)
         | {
-            "checkpoint_lag_ms": _behind(checkpoint, feed.node.now_ms()),
+            "checkpoint_lag_ms": _lag_ms(feed, checkpoint),
             "reader": reader_json(feed, place),
         },
     }
