@@ -78,9 +78,13 @@ class Filled:
             self.lake.close()
 
     def _files(self) -> dict[Path, int]:
-        """Without the log and the metadata."""
+        """Without the log, whose checkpoints are Parquet files too, and the metadata."""
         files = (file for file in self._folder.rglob("*") if file.is_file())
-        return {file: file.stat().st_size for file in files if file.suffix in (".parquet", ".bin")}
+        return {
+            file: file.stat().st_size
+            for file in files
+            if file.suffix in (".parquet", ".bin") and "_delta_log" not in file.parts
+        }
 
 
 def rows_of(ids: npt.NDArray[np.int64], number: int) -> pa.Table:
