@@ -23,6 +23,7 @@ from tidegate.server.pulling.pulse import (
     CALM_S,
     CALM_WAKES_A_S,
     CALMER_S,
+    CALMEST_S,
     EAGER_S,
     EAGER_WAKES_A_S,
     LONG_S,
@@ -348,3 +349,13 @@ def test_a_look_that_fails_does_not_end_the_looks(tmp_path: Path, monkeypatch: p
         running.cancel()
 
     asyncio.run(scenario())
+
+
+def test_three_hundred_feeds_without_rows_are_woken_each_five_seconds(tmp_path: Path) -> None:
+    count = 300
+    crowd = Crowd(tmp_path, count)
+    crowd.clock.now += EAGER_S + LONG_S
+    crowd.wakes_a_second(2 * CALMEST_S)  # by then each has its own place in the turn
+    assert crowd.wakes_a_second(2 * CALMEST_S) == pytest.approx(count / CALMEST_S, rel=0.1)
+    assert count / CALMEST_S > CALM_WAKES_A_S
+    crowd.page.close()

@@ -48,9 +48,9 @@ LONG_S: Final = 10.0
 CALMER_S: Final = 1.0
 """At least this much time passes between two wake-ups after LONG_S without rows."""
 CALM_WAKES_A_S: Final = 40
-"""The most wake-ups in a second of all followers without rows for LONG_S together. With more than 40
-followers the pause of each grows with their number. Each wake-up costs a tick of a processor, two of an
-owner, and a transaction at the sink.
+"""The most wake-ups in a second of up to 200 followers without rows for LONG_S together. With more than 40
+followers the pause of each grows with their number, up to CALMEST_S: 300 followers have 60 wake-ups a second.
+Each wake-up costs a tick of a processor, two of an owner, and a transaction at the sink.
 """
 CALMEST_S: Final = 5.0
 """The longest such pause. Twice that, without progress, means that a changefeed hangs (`spans.STALLED_S`)."""
