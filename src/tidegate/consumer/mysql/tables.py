@@ -279,4 +279,6 @@ def converts(before: Column, after: Column, time_zone: tzinfo | None) -> bool:
     zoned = Kind.TIMESTAMP in (before.kind, after.kind) and time_zone is not UTC
     recoded = before.kind is after.kind is Kind.STRING and before.charset != after.charset
     cut = after.kind is Kind.TIMESTAMP and fsp(before) > fsp(after)  # TiDB rounds
-    return (before.kind, after.kind) in CONVERSIONS and not (zoned or recoded or cut)
+    # MySQL rounds the last moments of a day to the next day.
+    dated = (before.kind, after.kind) == (Kind.DATETIME, Kind.DATE) and fsp(before) > 0
+    return (before.kind, after.kind) in CONVERSIONS and not (zoned or recoded or cut or dated)
