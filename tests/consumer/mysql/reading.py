@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -105,4 +106,8 @@ def _array(kind: str, values: Sequence[Any]) -> pa.Array:
         return pa.array(values, pa.uint64())
     if "blob" in kind or "binary" in kind:
         return pa.array(values, pa.binary())
+    if kind == "json":  # MySQL's own, which orders members by their names' lengths
+        values = [
+            text and json.dumps(json.loads(text), ensure_ascii=False, sort_keys=True) for text in values
+        ]
     return pa.array(values, pa.string())
