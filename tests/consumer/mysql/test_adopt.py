@@ -192,7 +192,7 @@ BAD = {
     "CREATE TABLE d_adopt.t (id BIGINT PRIMARY KEY, u INT, g INT AS (u) VIRTUAL, UNIQUE p (g))": "index p",
     "CREATE VIEW d_adopt.t AS SELECT 1 AS id, 2 AS u": "view",
     "CREATE TABLE d_adopt.t (id BIGINT PRIMARY KEY)": "does not have",
-    "CREATE TABLE d_adopt.t (id BIGINT PRIMARY KEY, u INET6)": "type that TiDB",
+    "CREATE TABLE d_adopt.t (id BIGINT PRIMARY KEY, u POINT)": "type that TiDB",
 }
 
 
