@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from tidegate.consumer.applying.target import Name
+from tidegate.consumer.mysql.literals import quoted
 from tidegate.consumer.table.convert import TargetColumn, in_key, target_type
 from tidegate.consumer.table.definition import Definition, check_keys
 from tidegate.errors import Fatal
@@ -89,11 +90,9 @@ def look(ask: Ask, name: Name) -> Found | None:
         for column, kind, whole, *_ in described
         if "VIRTUAL" not in computed.get(column, "")
     )
-    parts = ask(
-        "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS"
-        " WHERE TABLE_SCHEMA=%s AND TABLE_NAME=%s AND NON_UNIQUE=0",
-        *name,
-    )
+    # By SHOW, because MySQL's information_schema has indexes in the order of their names.
+    shown = ask(f"SHOW INDEX FROM {'.'.join(map(quoted, name))} WHERE Non_unique=0")
+    parts = [(index, column, size) for _, _, index, _, column, _, _, size, *_ in shown]
     uniques = []
     for index in dict.fromkeys(index for index, _, _ in parts):
         of = [(column or "", size) for at, column, size in parts if at == index]
