@@ -75,7 +75,7 @@ def test_lines_that_have_changed_are_reported() -> None:
             guards.guards(text)
 
 
-def test_a_test_that_failed_for_another_reason_shows_nothing_about_its_guard(tmp_path: Path) -> None:
+def test_a_test_that_fails_for_another_reason_shows_nothing(tmp_path: Path) -> None:
     failed = "FAILED tests/a.py::test_b - "
     assert (
         guards.judged("one", 1, f"E   assert 1 == 2\n{failed}assert 1 == 2\n", tmp_path)

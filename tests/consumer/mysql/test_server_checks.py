@@ -37,7 +37,7 @@ def test_a_server_with_a_setting_that_changes_values_is_refused(name: str, good:
         checked(**{name: bad})
 
 
-def test_mysql_is_refused_before_the_version_that_takes_expressions_as_defaults() -> None:
+def test_mysql_is_refused_before_defaults_may_be_expressions() -> None:
     checked(version="8.0.13")
     checked(version="8.1.0-commercial")
     checked(Dialect.MARIADB, version="5.5.5-10.5.29-MariaDB")

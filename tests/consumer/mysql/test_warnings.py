@@ -36,7 +36,7 @@ def test_a_warning_about_words_is_passed_over() -> None:
     assert run(0) == run(2, WORDS, WORDS) == len("INSERT")
 
 
-def test_a_warning_about_a_value_stops_it_and_so_does_one_that_is_not_listed() -> None:
+def test_a_warning_about_a_value_or_one_that_is_not_listed_stops_it() -> None:
     with pytest.raises(Fatal, match="truncated"):
         run(2, WORDS, VALUE)
     with pytest.raises(Fatal, match="3 warnings, of which the server lists 2"):

@@ -112,7 +112,7 @@ class KafkaSink:
         try:
             ensure_progress_topic(self._uri, self._kafka, self.progress_topic)
         except BaseException:
-            self._clients.clear()  # otherwise they would go on trying to connect until the next fence
+            self._clients.clear()  # otherwise they would try to connect until the next fence
             raise
         self.fence_only(writers, prove, alive)
         return read_records(self._uri, self._kafka, self.progress_topic)
