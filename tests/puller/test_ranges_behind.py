@@ -18,7 +18,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import span_id
 from tidegate.model.timestamp import compose
-from tidegate.puller import upkeep
+from tidegate.puller import slow_ranges, upkeep
 from tidegate.puller.puller import Puller
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
@@ -94,7 +94,7 @@ def test_what_is_kept_of_the_others_is_published_though_no_mark_rises(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers learn by the page of floors that there is another manifest."""
-    monkeypatch.setattr(upkeep, "BEHIND_S", 1e9)
+    monkeypatch.setattr(slow_ranges, "LOOK_S", 1e9)
     start = world.pd.tso()
     store = EventStore(world.folder)
     puller = Puller(world.pd, store, on_failure=fail)
@@ -106,12 +106,12 @@ def test_what_is_kept_of_the_others_is_published_though_no_mark_rises(
         held = TwoPhase(world.pd, world.pd.tso(), key, ttl_ms=600_000)
         held.prewrite([Mutation(PUT, key, b"late")], Backoff())
         locked_at = world.pd.tso()
-        behind = locked_at + compose(2 * upkeep.BEHIND_MS)
+        behind = locked_at + compose(2 * slow_ranges.BEHIND_MS)
         ddl = span_id(keys.ddl_span())
         eventually(lambda: store_view.read_frontier(world.folder).get(ddl, 0) > behind, "time")
         monkeypatch.setattr(Puller, "matched", lambda self, stream, matched: None)
         versions = page.versions([name])
-        puller._upkeep._part_from_those_behind(puller._spans.all())
+        puller._upkeep.slow_ranges.look()
         assert len(store_view.read_manifest(world.folder, name).ranges) > 1
         eventually(lambda: page.versions([name]) != versions, "the manifest's version")
     finally:
@@ -123,15 +123,13 @@ def test_ranges_that_are_all_behind_wait_for_each_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than a few is no table's trouble: nothing is written for it."""
-    monkeypatch.setattr(upkeep, "BEHIND_MAX", 0)
+    monkeypatch.setattr(slow_ranges, "BEHIND_MAX", 0)
     start = world.pd.tso()
     store = EventStore(world.folder)
     puller = Puller(world.pd, store, on_failure=fail)
     looks: list[int] = []
-    look = upkeep.Upkeep._part_from_those_behind
-    monkeypatch.setattr(
-        upkeep.Upkeep, "_part_from_those_behind", lambda self, spans: (looks.append(1), look(self, spans))[1]
-    )
+    look = slow_ranges.SlowRanges.look
+    monkeypatch.setattr(slow_ranges.SlowRanges, "look", lambda self: (looks.append(1), look(self))[1])
     try:
         puller.watch(SPAN, start)
         puller.watch(keys.ddl_span(), start)

@@ -301,7 +301,11 @@ class Puller:
         """Raise the frontier."""
         if len(marks):
             self._spans.advance(marks, resolved)
-            self._sealer.moved()
+            self._announce()
+
+    def _announce(self) -> None:
+        self._sealer.moved()
+        self._upkeep.slow_ranges.risen()
 
     # --- called by streams, in their workers ---------------------------------------------------------
 
@@ -335,7 +339,7 @@ class Puller:
             self._sealer.stir()
         if len(matched.marks):
             self._spans.advance(matched.marks, matched.resolved)
-            self._sealer.moved()
+            self._announce()
         self._sealer.hold_back()
         for note in matched.notes:
             self._inbox.put(partial(self._registrar.noted, note))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from tidegate.clock import Clock
@@ -23,6 +24,7 @@ from tidegate.puller.inbox import Inbox
 from tidegate.puller.region_feed import History
 from tidegate.puller.registrar import Registrar
 from tidegate.puller.sealer import Sealer
+from tidegate.puller.slow_ranges import SlowRanges
 from tidegate.puller.span_table import SpanTable
 from tidegate.puller.store_protocol import ChangeStore
 from tidegate.puller.watched_span import Locate, RegisteredRange, WatchedSpan
@@ -33,15 +35,6 @@ TEND_S: Final = 0.25
 KEEP_S: Final = 30.0
 TORN_MS: Final = 30_000
 """If a range is this far ahead of another range of its span, its changes are kept for a restart."""
-BEHIND_S: Final = 0.5
-"""How often the puller looks for slow ranges in spans of several tables, while it finds none."""
-SLOW_LOOK_S: Final = 0.05
-"""The same while it finds some. Readers of the other ranges wait for each look, so this adds to their lag."""
-SLOW_LOOK_SHARE: Final = 10
-"""Looks use at most this part of a core, 1 in 10: each stores the changes of all stripes with slow ranges."""
-BEHIND_MS: Final = 1_000
-BEHIND_MAX: Final = 64
-"""If more ranges than this are BEHIND_MS behind, the cause is not a single table, and all readers wait."""
 
 
 class Upkeep:
@@ -63,8 +56,7 @@ class Upkeep:
         self.spilled = 0
         """The bytes of spilled open transactions that the store was charged with."""
         self._kept_at = self._looked_at = clock.monotonic()
-        self._parted_at = float("-inf")
-        self._has_slow_ranges = False
+        self.slow_ranges = SlowRanges(store, spans, inbox, clock, self.keep)
 
     def close(self) -> None:
         """Remove the charge for spilled transactions, whose files are deleted with the streams."""
@@ -104,8 +96,7 @@ class Upkeep:
         if self._clock.monotonic() - self._looked_at >= silence.SILENT_S / silence.LOOK_SHARE:
             self._looked_at = self._clock.monotonic()
             self._wake_silent()
-        if not self._has_slow_ranges and self._clock.monotonic() - self._parted_at >= BEHIND_S:
-            self._look_for_slow_ranges()
+        self.slow_ranges.tend()
         if self._clock.monotonic() - self._kept_at >= KEEP_S:
             self._kept_at = self._clock.monotonic()
             for watched_span in spans:
@@ -176,43 +167,7 @@ class Upkeep:
         times = [ts for _, ts in self._spans.ranges(watched_span)]
         return timestamp.physical_ms(max(times)) - timestamp.physical_ms(min(times)) > TORN_MS
 
-    def _look_for_slow_ranges(self) -> None:
-        """Look for slow ranges, and soon again if there are some."""
-        began = self._parted_at = self._clock.monotonic()
-        self._has_slow_ranges = not self._store.pressure and self._part_from_those_behind(self._spans.all())
-        if self._has_slow_ranges:
-            took = self._clock.monotonic() - began
-            self._inbox.after(max(SLOW_LOOK_S, SLOW_LOOK_SHARE * took), self._look_for_slow_ranges)
-
-    def _part_from_those_behind(self, spans: list[WatchedSpan]) -> bool:
-        """For each stripe with slow ranges, store the changes of the other ranges and record their ts in the
-        manifest, so that readers that want no table of the slow ranges can continue. Returns whether there
-        are such stripes.
-
-        The largest resolved ts of all spans shows the current ts of the upstream: usually that of the DDL
-        span, which every changefeed of tables follows.
-        """
-        found = False
-        limit = max((w.changes.resolved for w in spans), default=0) - timestamp.compose(BEHIND_MS)
-        for watched_span in spans:
-            if not watched_span.records or watched_span.paused or watched_span.changes.resolved >= limit:
-                continue
-            # Before any range is listed: while a span of 100,000 regions opens, nearly all of them are
-            # behind, and each list of them would stop the streams for a tenth of a second.
-            if len(self._spans.below(watched_span, limit)) > BEHIND_MAX + 1:
-                continue
-            ranges = self._spans.ranges(watched_span)
-            near = [ts for _, ts in ranges if ts >= limit]
-            # If many ranges are behind, readers wait anyway, and each pass would write a manifest for
-            # nothing.
-            if near and len(ranges) - len(near) <= BEHIND_MAX:
-                found = True
-                least = min(near)
-                self.keep(watched_span, [(span, least if ts >= limit else ts) for span, ts in ranges])
-                self._sealer.moved()  # publish the new manifest's version now, without waiting for a mark
-        return found
-
-    def keep(self, watched_span: WatchedSpan, ranges: list[tuple[Span, Timestamp]] | None = None) -> None:
+    def keep(self, watched_span: WatchedSpan, ranges: Sequence[tuple[Span, Timestamp]] | None = None) -> None:
         """Store the changes and ts of each range (or of `ranges`), so that a restart resumes from there."""
         try:
             watched_span.changes.keep(ranges or self._spans.ranges(watched_span))
