@@ -101,3 +101,20 @@ def test_a_path_that_does_not_exist_is_found() -> None:
         "tidegate.config.nowhere",
         "tidegate.config.values.Nothing",
     ]
+
+
+COMMIT = re.compile(r"(?<![\w/.-])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,10}(?![\w/.-]*\w)")
+AT_COMMIT = re.compile(r"\b(?:at|commit) (?=[0-9]*[a-f])([0-9a-f]{7,10})\b")
+
+
+def test_commits_of_figures_are_in_the_history() -> None:
+    """Otherwise nobody can measure the same again. A branch that was rebased leaves such names behind."""
+    done = subprocess.run(["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode or (ROOT / ".git" / "shallow").exists():
+        pytest.skip("not a git checkout with its history")
+    known = {commit[:length] for commit in done.stdout.split() for length in range(7, 11)}
+    figures = (ROOT / "benchmarks" / "README.md").read_text()
+    named = set(COMMIT.findall(figures))
+    assert len(named) > 20
+    named |= {name for page in PAGES for name in AT_COMMIT.findall(page.read_text())}
+    assert not named - known

@@ -86,13 +86,15 @@ def test_risen_marks_ask_for_nothing_while_no_range_is_slow(world: World) -> Non
     world.looks.tend()
     world.looks.risen()
     world.run()
-    assert world.kept == [] and world.published == 0
+    assert world.kept == []
+    assert world.published == 0
 
 
 def test_each_risen_mark_asks_for_one_look_while_a_range_is_slow(world: World) -> None:
     world.slow_ts = EARLIER
     world.looks.tend()
-    assert world.kept == [world.ranges(None)] and world.published == 1
+    assert world.kept == [world.ranges(None)]
+    assert world.published == 1
     for n in (2, 3):
         world.looks.risen()
         world.looks.risen()

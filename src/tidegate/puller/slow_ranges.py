@@ -1,4 +1,4 @@
-"""Stripes in which a few ranges are slow: the changes of the other ranges are stored and published without them.
+"""Stores and publishes the changes of a stripe without those of a few slow ranges.
 
 A transaction lock that stays, or a region without a leader, holds back one range of a stripe, and with it the
 stripe's resolved ts. Changefeeds that want no table of that range must not wait for it
