@@ -56,7 +56,7 @@ class World:
         self.clock.advance(self.look_s)
         self.kept.append(ranges)
 
-    # What SlowRanges asks the span table for.
+    # The members of the span table that SlowRanges uses.
 
     def all(self) -> list[Any]:
         ddl = SimpleNamespace(records=False, paused=False, changes=SimpleNamespace(resolved=NOW))
