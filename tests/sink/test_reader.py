@@ -234,6 +234,22 @@ def test_a_reader_whose_query_is_silent_is_given_up_for_good(
         place.sink.open_owner(None, lambda: None)
 
 
+def test_a_task_that_comes_after_its_reader_was_given_up_fails(tmp_path: Path) -> None:
+    """An empty answer would end its batch without these rows."""
+    place = Place(tmp_path)
+    place.write(11)
+    place.write(12)
+    first, second = place.changes.numbers(10, 12, 0)
+    assert place.changes.stop("silent", place.changes.progress().queried_ms)
+    for later in (
+        lambda: place.changes.numbers(10, 12, 0),
+        lambda: place.changes.numbers(10, 12, first),
+        lambda: place.changes.piece(second, 10),
+    ):
+        with pytest.raises(InvalidInput, match="ErrReaderSilent"):
+            later()
+
+
 def test_a_machine_that_slept_does_not_take_its_own_silence_for_its_querys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,13 +51,13 @@ from tidegate.sink.reader.changes import (
     KIND,
     SEQ,
     SEQ_A_TS,
+    SILENT_CODE,
     Changes,
     ReaderProgress,
     StoredRows,
     already_confirmed,
     piece_schema,
 )
-from tidegate.sink.reader.sink import SILENT_CODE
 
 LOG: Final = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -39,7 +39,7 @@ from tidegate.model.timestamp import compose
 from tidegate.server.delivery.plan import FeedPlan
 from tidegate.server.feed_ddl import LOST
 from tidegate.server.node import Node
-from tidegate.sink.reader.sink import SILENT_CODE
+from tidegate.sink.reader.changes import SILENT_CODE
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -56,6 +56,8 @@ AT_ONCE: Final = 32
 DROP_S: Final = 5.0
 """How long one call deletes pieces and returns pages."""
 MAX_TS: Final = (1 << 63) - 1
+SILENT_CODE: Final = "CDC:ErrReaderSilent"
+"""The code of the error after a reader was given up, because its query was silent."""
 SCHEMA_NAME, TABLE_NAME, KIND = b"tidegate.schema", b"tidegate.table", b"tidegate.kind"
 """Keys of a piece's Arrow metadata: schema and table of its rows; whether it holds DDL instead of rows."""
 DDL: Final = "ddl"
@@ -210,16 +212,13 @@ class Changes:
         deleted.
         """
         with self._open() as connection:
-            confirmed_ts = self._get(connection, "confirmed_ts")
-            # docs/guarantees.md#a-spark-query-reads-each-change-once: pieces up to there may be deleted, so
-            # the query gets an error and never a gap.
-            if confirmed_ts > after:
-                raise already_confirmed(after, confirmed_ts)
             found = connection.execute(
                 "SELECT n FROM pieces INDEXED BY by_first "
                 "WHERE first_ts <= ? AND last_ts > ? AND n > ? AND part % ? = ? ORDER BY n",
                 [upto, after, past, parts, part],
-            )
+            ).fetchall()
+            # After the read: pieces are deleted only after the reason for it is stored.
+            self._check_kept(connection, after)
             return [n for (n,) in found]
 
     def piece(self, n: int, after: int) -> StoredRows:
@@ -227,8 +226,19 @@ class Changes:
         with self._open() as connection:
             row = connection.execute("SELECT data FROM pieces WHERE n = ?", [n]).fetchone()
             if row is None:
+                self._check_kept(connection, after)
                 raise already_confirmed(after, self._get(connection, "confirmed_ts"))
             return StoredRows(n, row[0])
+
+    def _check_kept(self, connection: sqlite3.Connection, after: int) -> None:
+        """Raise InvalidInput if pieces with rows above `after` may have been deleted."""
+        # docs/guarantees.md#a-spark-query-reads-each-change-once: the query gets an error and never a gap. A
+        # task may come after the reader was given up, because between the plan of a batch and its tasks the
+        # query sends no request. An empty answer would end its batch without these rows.
+        if why := self._get(connection, "stopped_why"):
+            raise no_longer_kept(why)
+        if (confirmed_ts := self._get(connection, "confirmed_ts")) > after:
+            raise already_confirmed(after, confirmed_ts)
 
     def weight(self, after: int, upto: int) -> int:
         """Bytes of the pieces with rows in (after, upto]."""
@@ -341,6 +351,16 @@ def already_confirmed(start: int, confirmed_ts: int) -> InvalidInput:
         where="its checkpoint",
         why="it is a copy, or an older one was restored; the changes in between are no longer kept",
         fix="start a new query with a new checkpoint",
+    )
+
+
+def no_longer_kept(why: str) -> InvalidInput:
+    """The error for a query whose reader was given up. `why`: `ReaderProgress.stopped_why`."""
+    return InvalidInput(
+        f"[{SILENT_CODE}]nothing is kept for the query any more",
+        where="its reader",
+        why=why,
+        fix="remove the reader's changefeed, and start a new query with a new checkpoint",
     )
 
 

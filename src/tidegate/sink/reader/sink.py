@@ -23,6 +23,7 @@ from tidegate.sink.reader.changes import (
     FILE,
     SCHEMA_NAME,
     SEQ_A_TS,
+    SILENT_CODE,
     TABLE_NAME,
     Changes,
     Definition,
@@ -50,7 +51,6 @@ down while the query waited for it."""
 GAP_S: Final = 60.0
 """If the wall clock advances by more than this between two checks, the machine slept, and the query with it,
 or the clock was set."""
-SILENT_CODE: Final = "CDC:ErrReaderSilent"
 _WORDS: Final = pa.array(["insert", "update", "delete"])
 _NUMBERS: Final = np.zeros(256, np.int64)
 _NUMBERS[[INSERT, UPDATE, DELETE]] = 0, 1, 2
