@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -95,3 +96,16 @@ def test_kernels_that_are_compiled_are_only_loaded(
     before = len(calls(tmp_path))
     kernel.warm()
     assert calls(tmp_path)[before:] == [(name, True) for name in names]
+
+
+def test_kernels_of_a_checkout_that_was_moved_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numba looks for them under the path of their source."""
+    package = Path(kernel.__file__).parent
+    before = kernel._state()
+    moved = tmp_path / package.name
+    shutil.copytree(package, moved, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(kernel, "__file__", str(moved / "kernel.py"))
+    assert len(kernel._kernel_sources()) > 10
+    assert kernel._state() != before

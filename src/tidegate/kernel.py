@@ -85,9 +85,13 @@ numba.config.CACHE_DIR = str(_cache_folder())
 
 
 def _state() -> str:
-    """Everything but the text of the sources that numba's cache depends on; a change compiles again."""
+    """Everything but the text of the sources that numba's cache depends on; a change compiles again.
+
+    The path is part of it: in a checkout that was copied or moved with its compiled kernels, numba finds none
+    of them, and without it each process would compile them again.
+    """
     sources = [(one.stat().st_mtime_ns, one.stat().st_size) for one in _kernel_sources()]
-    return f"{sys.version} {llvm.get_host_cpu_name()} {sources}"
+    return f"{sys.version} {llvm.get_host_cpu_name()} {Path(__file__).parent} {sources}"
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
