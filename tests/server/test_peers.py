@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import orjson
 import pytest
 
 from tidegate.control.barrier import Barrier
+from tidegate.control.gc import History
 from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.messages import (
     Checkpoint,
@@ -16,13 +22,16 @@ from tidegate.control.messages import (
     ProcessorStatus,
     Sync,
     Wish,
+    to_json,
 )
+from tidegate.control.metadata import FeedId
 from tidegate.control.owner import Owner
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
 from tidegate.server.owner.peers import FORGIVEN_S, SHUN_MAX_S, SHUN_S, SILENT_S, Peer, Peers
+from tidegate.server.owner.processor_link import ProcessorLink, Terms
 from tidegate.server.owner.processor_reports import PartFailed, ProcessorReports, RecordsOver, Restarted
 
 ALL = Span(b"", b"")
@@ -94,6 +103,53 @@ def test_a_late_state_of_a_processor_is_ignored_and_silence_ends_trust() -> None
     assert peer.answers(7, 3.0 + SILENT_S)
     assert not peer.answers(7, 3.1 + SILENT_S)
     assert not peer.answers(8, 3.0), "another owner is to meet it first"
+
+
+def test_messages_to_another_owner_or_feed_are_dropped_before_they_count() -> None:
+    """A Sync to the last owner may say that a capture has nothing which this owner has granted it since."""
+    mine = Sync(header(1, 1), "v", 2, 0, [], [])
+    taken: list[Header] = []
+
+    async def read(*headers: Header) -> bool:
+        node: Any = SimpleNamespace(owner_rev=7, router=SimpleNamespace(owners={}))
+        peers, terms = Peers(), Terms("i", ALL, 900, 500, False, History())
+        assert peers["b"]
+        link = ProcessorLink(
+            node,
+            FeedId("default", "one"),
+            peers,
+            lambda: terms,
+            lambda peer, said: taken.append(said.header),
+            lambda: None,
+        )
+        for one in headers:
+            node.router.owners["default/one"].put(orjson.dumps(to_json(replace(mine, header=one))))
+        await asyncio.sleep(0)
+        return link._answered.is_set()
+
+    others = [
+        replace(mine.header, owner_rev=6),
+        replace(mine.header, owner_rev=8),
+        replace(mine.header, instance="an earlier feed of this name"),
+        replace(mine.header, capture="never met"),
+    ]
+    assert not asyncio.run(read(*others)), "the owner would end its wait for an answer"
+    assert taken == []
+    assert asyncio.run(read(mine.header))
+    assert taken == [mine.header]
+
+
+def test_only_the_answer_to_the_last_dispatch_says_that_nothing_runs() -> None:
+    """An earlier answer is from before the capture began, and the last Dispatch may find it delivering."""
+    peer, reports = Peer("b"), ProcessorReports("a", Peers(), no_loads)
+    for number, wish in ((5, Wish.REST), (6, Wish.RUN), (7, Wish.REST)):
+        peer.ask(wanted(wish, number, 100, 80), 0.0)
+    given_up = []
+    for sequence, answered in enumerate((5, 6, 7), 1):
+        response = DispatchResponse(header(1, sequence), answered, 3, ())
+        reports.take(peer, response, None, 1.0, loading=False)
+        given_up.append(peer.given_up.is_set())
+    assert given_up == [False, False, True]
 
 
 @pytest.mark.parametrize("failures", [1, 2, 5, 5_000])

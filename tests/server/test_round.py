@@ -80,6 +80,36 @@ def test_captures_deliver_until_the_next_fence_is_prepared(planned: bool) -> Non
     assert asked == (["prepare", "pause", "prepare"] if planned else ["prepare"])
 
 
+def test_a_round_begins_when_captures_have_given_up_and_the_sink_is_closed() -> None:
+    """Otherwise a worker would be fenced in the middle of a piece, which is sent again."""
+    peers = [SimpleNamespace(capture=name, runs=name != "rests") for name in ("a", "b", "rests")]
+    asked: list[object] = []
+
+    async def end() -> None:
+        gave_up, closed = asyncio.Event(), asyncio.Event()
+
+        async def ask_to_end(wish: Wish, those: list[Any]) -> None:
+            asked.extend([wish, *(one.capture for one in those)])
+            await gave_up.wait()
+
+        async def close(sink: object) -> None:
+            await closed.wait()
+
+        feed: Any = SimpleNamespace(steps=HandOver(SystemClock()), _close=close)
+        feed.owner = SimpleNamespace(sink_lost=lambda: asked.append("the owner sends nothing more"))
+        feed.sink = SimpleNamespace(release=lambda: None)
+        feed._link = SimpleNamespace(ask_to_end=ask_to_end, reachable=lambda: peers)
+        ending = asyncio.create_task(Replication._end_incarnation(feed))
+        for done in (gave_up, closed):
+            await asyncio.sleep(0.01)
+            assert not ending.done()
+            done.set()
+        await ending
+
+    asyncio.run(end())
+    assert asked == ["the owner sends nothing more", Wish.PREPARE, "a", "b"]
+
+
 def test_a_fence_is_prepared_for_the_stored_grants_and_given_away_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

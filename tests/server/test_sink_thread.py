@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.server.test_node import metadata, owner
@@ -98,41 +98,69 @@ def test_topics_are_in_use_before_anything_is_sent_that_needs_them(tmp_path: Pat
     ]
 
 
+class Fences:
+    """Divides a changefeed among captures again and again, and notes which writers each round fences."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        fenced = self.fenced = set[str]()
+
+        class Broker:
+            def __init__(self, settings: Any) -> None:
+                self.id = settings["transactional.id"]
+
+            def init_transactions(self, timeout_s: float) -> None:
+                fenced.add(self.id)
+
+        feed, nothing = FeedId("default", "one"), cast(Any, None)
+        node.captured = lambda mode: nothing
+        monkeypatch.setattr(slot, "Producer", Broker)
+        monkeypatch.setattr(kafka, "ensure_progress_topic", lambda *_: None)
+        monkeypatch.setattr(kafka, "read_records", lambda *_: {})
+        info = FeedInfo(URI.render(redact=False), merge_config({}, URI).to_json(), 1, 0, 0, "normal", "i")
+        peers = Peers()
+        link = ProcessorLink(node, feed, peers, nothing, nothing, nothing)
+        self._node, self._feed, self.watched = node, feed, SinkThread(feed)
+        self._shares = FeedShares(node, FeedRecord(node, feed, info, FeedStatus(1)), peers, link, nothing)
+        self._plan = FeedPlan.of(node.cluster, feed, info, node.paths, node.capture)
+
+    async def divide(self, other: str, slots: int) -> dict[str, Grant]:
+        """Give each of this capture and another one half; returns all grants that are stored then."""
+        node, feed = self._node, self._feed
+        self.fenced.clear()
+        halves = {node.capture: [Span(b"", b"m")], other: [Span(b"m", b"")]}
+        grants = await node.share_out(feed, "i", node.token(), halves, dict.fromkeys(halves, slots))
+        await self._shares.fence_all(self._plan, grants, self.watched)
+        await self._shares.settle(grants)
+        return await node.grants(feed)
+
+
 def test_a_fence_of_many_writers_does_not_seem_to_hang(
     owner: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each id takes its time at the broker, and thousands of them more than `start-timeout`."""
+    fences = Fences(owner(), monkeypatch)
+    asyncio.run(fences.divide("there", 25))
+    fences.watched.end()
+    assert len(fences.fenced) == 50
+    assert fences.watched.answers == 51, "one for each, and one for the call"
 
-    class Broker:
-        def __init__(self, settings: Any) -> None:
-            self.id = settings["transactional.id"]
 
-        def init_transactions(self, timeout_s: float) -> None:
-            fenced.append(self.id)
+def test_the_writers_of_a_capture_that_is_gone_are_fenced_once(
+    owner: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise every round would fence all captures that there ever were."""
+    fences = Fences(owner(), monkeypatch)
 
-    fenced: list[str] = []
-    feed, node = FeedId("default", "one"), owner()
-    nothing: Any = None
-    node.captured = lambda mode: nothing
-    monkeypatch.setattr(slot, "Producer", Broker)
-    monkeypatch.setattr(kafka, "ensure_progress_topic", lambda *_: None)
-    monkeypatch.setattr(kafka, "read_records", lambda *_: {})
-    info = FeedInfo(URI.render(redact=False), merge_config({}, URI).to_json(), 1, 0, 0, "normal", "i")
-    peers, watched = Peers(), SinkThread(feed)
-    link = ProcessorLink(node, feed, peers, nothing, nothing, nothing)
-    shares = FeedShares(node, FeedRecord(node, feed, info, FeedStatus(1)), peers, link, nothing)
-    plan = FeedPlan.of(node.cluster, feed, info, node.paths, node.capture)
+    async def divide() -> list[tuple[int, bool]]:
+        found = []
+        for other in ("gone", "there", "there"):
+            stored = await fences.divide(other, 2)
+            found.append((len(fences.fenced), stored["gone"].fenced))
+        return found
 
-    async def fence() -> None:
-        halves = {node.capture: [Span(b"", b"m")], "there": [Span(b"m", b"")]}
-        grants = await node.share_out(feed, "i", node.token(), halves, dict.fromkeys(halves, 25))
-        await shares.fence_all(plan, grants, watched)
-        await shares.settle(grants)
-
-    asyncio.run(fence())
-    watched.end()
-    assert len(set(fenced)) == 50
-    assert watched.answers == 51, "one for each, and one for the call"
+    found = asyncio.run(divide())
+    fences.watched.end()
+    assert found == [(4, False), (6, True), (4, True)]
 
 
 class Beginning:
