@@ -25,7 +25,7 @@ from tidegate.simulator.processor_task import ProcessorTask
 from tidegate.simulator.upstream import EPOCH_MS
 from tidegate.simulator.virtual_time import Process, Signal, Steps, Task, VirtualTime
 from tidegate.simulator.words import words
-from tidegate.simulator.world import CLUSTER, TTL_S, World
+from tidegate.simulator.world import CLUSTER, World
 
 if TYPE_CHECKING:
     from tidegate.simulator.capture import Capture
@@ -135,7 +135,7 @@ class Control:
 
     def _join(self) -> Steps[None]:
         """Begin a session, register, and campaign; retry until all of it succeeds."""
-        etcd, time = self.world.etcd, self.world.time
+        etcd, time, ttl_s = self.world.etcd, self.world.time, self.world.ttl_s
         while True:
             try:
                 # A retry keeps a lease that is still certain. The capture's key of the earlier attempt has
@@ -144,8 +144,8 @@ class Control:
                     self._lease, sent = LocalLease(), self.clock.monotonic()
                     # `sent` was read before: etcd counts the TTL from some moment after that, so our trust
                     # ends earlier.
-                    self.lease_id = yield from self.client.ask(etcd.grant_lease, TTL_S)
-                    self._lease.renewed(sent, TTL_S)
+                    self.lease_id = yield from self.client.ask(etcd.grant_lease, ttl_s)
+                    self._lease.renewed(sent, ttl_s)
                     time.spawn(self.process, self._renew(self.lease_id))
                 key = capture_prefix(CLUSTER) + self.capture
                 # An earlier life still has the name. Its lease has to expire first.
@@ -168,12 +168,13 @@ class Control:
         return bool(done)
 
     def _renew(self, lease: int) -> Steps[None]:
-        etcd, pause = self.world.etcd, TTL_S / RENEWALS
+        etcd, every_s = self.world.etcd, self.world.ttl_s / RENEWALS
+        pause = every_s
         while lease == self.lease_id and not self._lease.gone:
             yield pause
             sent = self.clock.monotonic()
             try:
-                found = yield from self.client.ask(etcd.keep_alive, lease, patience_s=TTL_S / RENEWALS)
+                found = yield from self.client.ask(etcd.keep_alive, lease, patience_s=every_s)
             except Retryable:
                 # An answer may be lost although etcd is up. The pause is short, because the lease runs out
                 # meanwhile.
@@ -182,7 +183,7 @@ class Control:
             # The answer may come after `_join` has begun another session, whose lease it says nothing about.
             if lease == self.lease_id:
                 self._lease.renewed(sent, found)
-            pause = TTL_S / RENEWALS
+            pause = every_s
         if lease == self.lease_id:
             self._lost.set()
 

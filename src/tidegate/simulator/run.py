@@ -86,7 +86,8 @@ class Simulation:
         upstream = Upstream(rng, scenario.tables)
         checks = Checks(upstream)
         network, etcd = Network(time, timeline), Etcd(time)
-        self.world = World(time, timeline, network, etcd, upstream, Sink(time, checks, off), checks, off)
+        sink = Sink(time, checks, off)
+        self.world = World(time, timeline, network, etcd, upstream, sink, checks, off, scenario.ttl_s)
         status = FeedStatus(upstream.start_ts)
         etcd.transact((), [Put(feed_key(CLUSTER, FEED, "status"), status.to_bytes())])
         for capture in names(scenario.captures):

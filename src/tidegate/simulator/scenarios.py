@@ -8,6 +8,7 @@ from typing import Final
 
 from tidegate.errors import InvalidInput
 from tidegate.simulator.faults import EVERY_KIND
+from tidegate.simulator.world import TTL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Scenario:
     """The average number of upstream transactions per second."""
     ddl_every_s: float = 12.0
     """The average time between two DDLs."""
+    ttl_s: int = TTL_S
+    """The TTL of a capture's session."""
     loses_one: bool = False
     """Whether one capture is unreachable for others from `last_s` on, for good: that is not healed."""
 

@@ -23,7 +23,7 @@ CLUSTER: Final = 1
 FEED: Final = FeedId("default", "orders")
 INSTANCE: Final = "i"
 TTL_S: Final = 10
-"""The TTL of a capture's session: the default of `--session-ttl`."""
+"""The TTL of a capture's session in seconds: the default of `--session-ttl`."""
 
 
 @dataclass(slots=True)
@@ -58,6 +58,8 @@ class World:
     checks: Checks
     off: frozenset[str] = frozenset()
     """Names of the guards that are disabled (`simulator.guards`)."""
+    ttl_s: int = TTL_S
+    """The TTL of a capture's session, in seconds."""
     captures: dict[str, Capture] = field(default_factory=dict)
     failovers: Failovers = field(default_factory=Failovers)
 
