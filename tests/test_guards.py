@@ -9,6 +9,11 @@ import pytest
 from tools import guards
 from tools.guards import PAGE, ROOT, SOURCE, Guard, Wrong, functions, known
 
+from tests.control.sharing import CASES
+from tests.simulator.test_guards import CASES as SIMULATED
+
+SAFETY = ROOT / "docs" / "internals" / "safety.md"
+WEAKER = "## Thirteen ways to weaken the protocol\n"
 LINES = PAGE.read_text().splitlines()
 SECTIONS = re.split(r"^### ", PAGE.read_text().partition("## The guards")[0], flags=re.MULTILINE)[1:]
 NAMED = re.compile(r"`(?:([\w./-]*\.(?:py|txt)|[\w./-]+/)(?:::(\w+)(?:\[[^`]*\])?)?|make ([a-z-]+)[^`]*)`")
@@ -85,6 +90,21 @@ def test_a_test_that_fails_for_another_reason_shows_nothing(tmp_path: Path) -> N
         guards.judged("one", 1, "ERROR tests/a.py::test_b\n", tmp_path)
     with pytest.raises(Wrong, match=r"what is not there .*no attribute '_gone'"):
         guards.judged("one", 1, f"E   AttributeError: 'A' has no attribute '_gone'\n{failed}Attr", tmp_path)
+
+
+def test_each_way_to_weaken_the_protocol_names_what_finds_it() -> None:
+    """A guard is in the list of its column, and each row has a guard or a test."""
+    section = SAFETY.read_text().partition(WEAKER)[2]
+    table = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][2:]
+    simulated = {name for case in SIMULATED for name in case.guards}
+    lists = CASES.keys(), simulated, {guard.name for guard in known()}
+    for what, *columns, found in table:
+        names = [set(re.findall(r"`([^`]+)`", column)) for column in columns]
+        assert [column - known_names for column, known_names in zip(names, lists, strict=True)] == [set()] * 3
+        tests, gone = named(found)
+        assert not gone, what
+        assert tests or any(names), what
+    assert len(table) == 13
 
 
 def test_files_tests_and_targets_that_the_guarantees_name_are_there() -> None:

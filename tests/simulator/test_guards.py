@@ -18,6 +18,7 @@ from tests.control.sharing import HARMLESS as HARMLESS_IF_EXPLORED
 from tests.control.sharing import PATCHES
 
 from tidegate.control.barrier import Barrier
+from tidegate.etcd import session
 from tidegate.etcd.session import LocalLease
 from tidegate.server.owner.peers import Peer
 from tidegate.simulator.guards import GUARDS
@@ -25,6 +26,7 @@ from tidegate.simulator.run import RunOutcome, Simulation
 from tidegate.simulator.scenarios import SCENARIOS, Scenario
 
 SEEDS = 200
+MARGIN_SEEDS = 16
 
 
 class Case(NamedTuple):
@@ -91,6 +93,27 @@ def test_without_a_guard_a_violation_is_found(case: Case) -> None:
 def test_a_lease_and_a_fence_each_keep_writers_apart_while_etcd_is_cut_off(alone: str) -> None:
     """Safety does not depend on time: the fence is enough. The lease would be, for a sink without a fence."""
     assert without(Case((alone,), "no etcd", ""), range(12)) is None
+
+
+class SlowClocks(Simulation):
+    """The clocks of all captures lose a tenth."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        for capture in self.world.captures.values():
+            capture.set_clock(0.9)
+
+
+@pytest.mark.parametrize("margin", [session.MARGIN, 0.0])
+def test_a_lease_needs_its_margin_to_keep_writers_with_slow_clocks_apart(
+    monkeypatch: pytest.MonkeyPatch, margin: float
+) -> None:
+    """etcd ends a session after 10 s, and a capture whose clock is slow counts 9 s then."""
+    monkeypatch.setattr(session, "MARGIN", margin)
+    scenario, off = OWN_SCENARIOS["no etcd"], frozenset({"sink_fence"})
+    outcomes = (SlowClocks(scenario, seed, name="slow clocks", off=off).run() for seed in range(MARGIN_SEEDS))
+    violation = next((one.violation for one in outcomes if one.violation), "")
+    assert "the sink accepts" in violation if margin == 0.0 else violation == ""
 
 
 def test_each_guard_is_needed_in_the_explorer_or_here() -> None:
