@@ -13,7 +13,7 @@ from tests.pipeline.recorded import RecordedFeed
 from tidegate.eventstore.floors import FloorPage
 from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
 from tidegate.pipeline.exchange.ranges import Range
-from tidegate.pipeline.host.backlog import Backlog
+from tidegate.pipeline.host.backlog import KEPT, Backlog
 from tidegate.pipeline.host.due_scan import CALM_AT_ONCE, EAGER_S, DueScan
 from tidegate.pipeline.host.incarnation import Incarnation
 
@@ -206,3 +206,18 @@ def test_of_a_span_that_a_worker_has_nothing_more_is_due_until_it_is_done(waitin
     behind = {one.span: one for one in waiting.take()}
     assert behind.keys() >= {one.span for one in first}
     assert all(behind[one.span].after == one.upto for one in first)
+
+
+def test_spans_that_are_gone_are_forgotten(waiting: Waiting) -> None:
+    """Otherwise memory would grow with all tables that there ever were."""
+    backlog = waiting.backlog
+    waiting.bound()
+    backlog.done(waiting.take())
+    assert len(backlog._begun) > KEPT
+    assert len(backlog._manifests) > KEPT
+    kept = min(waiting.reported["spans"])
+    waiting.reported["spans"] = {kept: waiting.reported["spans"][kept]}
+    waiting.bound()
+    waiting.take()
+    assert backlog._begun.keys() == {kept}
+    assert backlog._manifests.keys() <= {kept}
