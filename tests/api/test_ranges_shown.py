@@ -17,6 +17,7 @@ from starlette.requests import Request
 from tests.api.test_list_of_changefeeds import capture_with
 from tidegate.api.changefeeds import show_status
 from tidegate.api.feed_json import cost_json, proposal_json
+from tidegate.cli.changefeed_moves import described
 from tidegate.control.barrier import Barrier
 from tidegate.control.changefeed import Life, State
 from tidegate.control.grants import Grant, GrantedRange
@@ -26,7 +27,7 @@ from tidegate.control.owner import Owner
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.capture import Capture
-from tidegate.server.catalogue.stripes import table_task
+from tidegate.server.catalogue.stripes import Stripes, table_task
 from tidegate.server.changefeeds.placement import Placement
 from tidegate.server.changefeeds.range_figures import figures_of
 from tidegate.server.owner.feed import Feed
@@ -237,3 +238,33 @@ def test_a_rebalance_is_estimated_by_the_pause_of_the_last_division(capture: Cap
     replication.waiting_for = PIPELINE_STARTS
     replication._act_on(RangesRun())
     assert estimate()["cost"]["gap_ms"] == measured["gap_ms"], "a start for another reason is no division"
+
+
+def test_a_move_of_a_cut_table_counts_the_ranges_that_move(
+    capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, node = feed_of(capture), capture.node
+    replication, wanted = feed.replication, feed.record.wanted
+    node.shared, node.capture = "etcd:x", "a"
+    cuts = [keys.int_record(20, 100), keys.int_record(20, 200)]
+    replication.shares.sharing.begin(Stripes(1, cuts).begin(TABLES))
+    for name, spans in (
+        ("a", [Span(wanted.start, cuts[0]), Span(cuts[1], wanted.end)]),
+        ("b", [Span(*cuts)]),
+    ):
+        ranges = tuple(GrantedRange(span, TOKEN) for span in spans)
+        replication.peers[name].grant = Grant("i", TOKEN, 1, 4, ranges)
+    table: Any = SimpleNamespace(schema="bank", table="accounts", id=20, physical_ids=(20,))
+
+    async def known(*_: Any) -> tuple[list[Any], list[Any]]:
+        return [table], []
+
+    monkeypatch.setattr("tidegate.server.changefeeds.placement.tables_at", known)
+    placement = Placement(node, capture.reactor.feeds)
+    plan, cost = asyncio.run(placement.move(feed.id, ["bank.accounts"], "b"))
+    found = proposal_json(plan) | cost_json(cost)
+    assert [(one["from"], one["to"], one["load"]) for one in found["moves"]] == [("a", "b", 1), ("a", "b", 1)]
+    assert (found["cost"]["moves"], found["cost"]["tables"]) == (2, 1)
+    text = described(found)
+    assert "2 ranges are moving, with 2 of the load" in text
+    assert "2 of 1 table" in text

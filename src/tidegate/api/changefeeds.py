@@ -271,7 +271,7 @@ async def rebalance(request: Request) -> Response:
 async def move(request: Request) -> Response:
     """POST /changefeeds/{name}/move: let a capture deliver some tables of a changefeed.
 
-    Tables with neighbouring ids may share a span; they move together.
+    Tables with neighbouring ids may share a span; they move together. A table in pieces moves as a whole.
 
     Query: `namespace` or `keyspace` (left out: `default`).
     Body: `tables` as SCHEMA.TABLE or ids; `capture` its id.

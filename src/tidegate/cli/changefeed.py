@@ -323,7 +323,8 @@ def move(
     """Let a capture deliver some tables of a changefeed.
 
     They stay there until captures come or go, another owner is elected, or you rebalance the changefeed.
-    Tables with neighbouring ids may share a span; they move together.
+    Tables with neighbouring ids may share a span; they move together. A table that is cut into pieces moves
+    with all of them.
     """
     with reported():
         path, query = f"/changefeeds/{changefeed_id}/move", {"namespace": namespace}

@@ -16,7 +16,7 @@ from typing import Final
 from tidegate.control.barrier import SpanTask
 from tidegate.control.division import RANGES_PER_CAPTURE
 from tidegate.control.grants import CAPTURES_MAX, GRANTS_MAX
-from tidegate.control.share import Move, Shares, handed, load_of, moved, share
+from tidegate.control.share import Move, Piece, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.catalogue.stripes import ids_of
@@ -161,18 +161,18 @@ class Sharing:
 
     def handed(self, tables: Collection[int], taker: str) -> Proposal:
         """The current division, except that one capture gets some tables, with all that share a span with
-        them.
+        them. A table that is cut moves with all its pieces.
 
         Raises KeyError with a table that is not delivered, ValueError if there would be too many ranges.
         """
         pieces, in_bytes = self.spans.pieces
-        by_table = {
-            table: piece
-            for piece, task in zip(pieces, self.spans.in_order, strict=True)
-            for table in ids_of(task)
-        }
+        by_table: dict[int, list[Piece]] = {}
+        for piece, task in zip(pieces, self.spans.in_order, strict=True):
+            for table in ids_of(task):
+                by_table.setdefault(table, []).append(piece)
         before = self.now
-        after = handed(self.wanted, pieces, before, [by_table[table] for table in tables], taker)
+        given = [piece for table in tables for piece in by_table[table]]
+        after = handed(self.wanted, pieces, before, given, taker)
         most = RANGES_PER_CAPTURE * len({*after, *self.captures.able()})
         # If there are more ranges already, none may be added, but what is there may move.
         if (ranges := sum(map(len, after.values()))) > max(most, sum(map(len, before.values()))):
