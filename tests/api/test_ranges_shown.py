@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from tests.api.test_list_of_changefeeds import capture_with
 from tidegate.api.changefeeds import show_status
-from tidegate.api.feed_json import cost_json, proposal_json
+from tidegate.api.moves_json import moves_json
 from tidegate.cli.changefeed_moves import described
 from tidegate.control.barrier import Barrier
 from tidegate.control.changefeed import Life, State
@@ -212,13 +212,16 @@ def test_a_rebalance_is_estimated_by_the_pause_of_the_last_division(capture: Cap
     placement = Placement(node, capture.reactor.feeds)
 
     def estimate() -> dict[str, Any]:
-        plan, cost = asyncio.run(placement.rebalance(feed.id, dry_run=True))
+        planned = asyncio.run(placement.rebalance(feed.id, dry_run=True))
         assert not replication.shares.sharing.aim, "it is only shown"
-        return proposal_json(plan) | cost_json(cost)
+        return moves_json(planned)
 
     node.drained.add("b")
     typical = estimate()
-    assert [one["from"] for one in typical["moves"]] == ["b"]
+    assert [(one["from"], one["tables"]) for one in typical["moves"]] == [("b", 2)]
+    names = [("id 20", True), ("id 30", True)]
+    assert [(one["table"], one["is_whole"]) for one in typical["moves"][0]["first_tables"]] == names
+    assert typical["other_moves"] == {"moves": 0, "tables": 0, "load": 0}
     assert typical["cost"] == {
         "moves": 1,
         "tables": 2,
@@ -261,10 +264,34 @@ def test_a_move_of_a_cut_table_counts_the_ranges_that_move(
 
     monkeypatch.setattr("tidegate.server.changefeeds.placement.tables_at", known)
     placement = Placement(node, capture.reactor.feeds)
-    plan, cost = asyncio.run(placement.move(feed.id, ["bank.accounts"], "b"))
-    found = proposal_json(plan) | cost_json(cost)
+    found = moves_json(asyncio.run(placement.move(feed.id, ["bank.accounts"], "b")))
     assert [(one["from"], one["to"], one["load"]) for one in found["moves"]] == [("a", "b", 1), ("a", "b", 1)]
     assert (found["cost"]["moves"], found["cost"]["tables"]) == (2, 1)
+    first = [{"table": "id 20", "is_whole": False}]
+    assert [(one["tables"], one["first_tables"]) for one in found["moves"]] == [(1, first), (1, first)]
     text = described(found)
     assert "2 ranges are moving, with 2 of the load" in text
     assert "2 of 1 table" in text
+
+
+def test_the_heaviest_moves_are_named_and_the_others_summed(capture: Capture) -> None:
+    feed, node = feed_of(capture), capture.node
+    replication, wanted = feed.replication, feed.record.wanted
+    node.shared = "etcd:x"
+    tasks = [table_task(table, CHECKPOINT) for table in range(2, 62)]
+    replication.shares.sharing.begin(tasks)
+    # `b` has each second table, and `a` is alone after it.
+    cuts = [wanted.start, *(task.span.start for task in tasks[1:]), wanted.end]
+    spans = list(map(Span, cuts, cuts[1:]))
+    for name, its in (("a", spans[::2]), ("b", spans[1::2])):
+        ranges = tuple(GrantedRange(span, TOKEN) for span in its)
+        replication.peers[name].grant = Grant("i", TOKEN, 1, 4, ranges)
+    node.drained.add("b")
+    loads = {task.id: (1 << 20) + at for at, task in enumerate(tasks)}
+    replication.shares.sharing.spans.loads["b"] = loads
+    found = moves_json(asyncio.run(Placement(node, capture.reactor.feeds).rebalance(feed.id, dry_run=True)))
+    names = [one["first_tables"][0]["table"] for one in found["moves"]]
+    assert names == [f"id {table}" for table in range(61, 21, -2)], "the heaviest first"
+    others = sum((1 << 20) + at + 512 for at in range(1, 20, 2))
+    assert found["other_moves"] == {"moves": 10, "tables": 10, "load": others}
+    assert (found["cost"]["moves"], found["cost"]["tables"]) == (30, 30)

@@ -163,7 +163,10 @@ def test_captures_and_states_are_summed() -> None:
 
 
 def proposal(moves: int, **given: Any) -> dict[str, Any]:
+    first = [{"table": "shop.orders", "is_whole": True}, {"table": "shop.items", "is_whole": False}]
     move = {"from": "1c9c0dd0aaaa", "to": "5a7e22f1bbbb", "load": 1_000_000}
+    move |= {"tables": 2, "first_tables": first}
+    more = max(0, moves - 20)
     sides = {
         "before": {"max": 3, "mean": 2, "max_over_mean": 1.83},
         "after": {"max": 2, "mean": 2, "max_over_mean": 1.02},
@@ -177,15 +180,19 @@ def proposal(moves: int, **given: Any) -> dict[str, Any]:
     }
     loads = {name: {"before": 9_000_000, "after": 5_000_000} for name in ("1c9c0dd0aaaa", "5a7e22f1bbbb")}
     return {
-        "dry_run": True, "unit": "bytes per second", "captures": loads, "moves": [move] * moves,
-        "cost": cost, "gain": sides,
+        "dry_run": True, "unit": "bytes per second", "captures": loads, "moves": [move] * (moves - more),
+        "other_moves": {"moves": more, "tables": 8 * more, "load": 1_000_000 * more}, "cost": cost,
+        "gain": sides,
     } | given  # fmt: skip
 
 
 def test_a_rebalance_says_what_moves_its_cost_and_its_gain() -> None:
     text = changefeed_moves.described(proposal(25))
     assert max(map(len, text.splitlines())) <= 80
-    assert "and 5 more moves: --json has all" in text
+    rows = [" ".join(line.split()) for line in text.split("\n\n")[1].splitlines()]
+    assert rows[0] == "FROM TO LOAD TABLES"
+    assert rows[1] == "1c9c0dd0aaaa 5a7e22f1bbbb 1,000,000 shop.orders, part of shop.items"
+    assert rows[20:] == [rows[1], "5 more 5,000,000 40 tables"]
     assert "25 ranges would move, with 25,000,000 of the load" in text
     assert [" ".join(line.split()) for line in text.splitlines()[-4:]] == [
         "moves 25 of 41 tables",
@@ -199,6 +206,15 @@ def test_a_rebalance_says_what_moves_its_cost_and_its_gain() -> None:
     text = changefeed_moves.described(quiet)
     assert "few changes, while" in text
     assert "0.7 s, as is typical" in text
+
+
+def test_a_range_that_moves_is_known_by_its_first_tables_and_their_number() -> None:
+    many = proposal(1)
+    many["moves"][0]["tables"] = 1_205
+    assert "shop.orders, part of shop.items and 1,203 more\n" in changefeed_moves.described(many)
+    keys = proposal(1)
+    keys["moves"][0] |= {"tables": 0, "first_tables": []}
+    assert "1,000,000\n" in changefeed_moves.described(keys), "a changefeed of keys has no tables"
 
 
 def test_nothing_to_move_says_how_even_the_load_is() -> None:

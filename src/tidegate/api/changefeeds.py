@@ -17,14 +17,13 @@ from starlette.responses import JSONResponse, Response
 from tidegate.api.feed_json import (
     brief,
     brief_unreadable,
-    cost_json,
     error_json,
     full,
     own,
-    proposal_json,
     table_json,
     ts_time,
 )
+from tidegate.api.moves_json import moves_json
 from tidegate.api.requests import body_of, feed_id, feed_of, namespace_of, number
 from tidegate.api.status import capture_of
 from tidegate.codec.registry import canonical
@@ -255,17 +254,20 @@ async def rebalance(request: Request) -> Response:
 
     Query: `namespace` or `keyspace` (left out: `default`).
     Body: `dry_run` true: only say what would move.
-    Answer: `dry_run`, `unit` of loads, `captures` with the load `before` and `after` of each, `moves` with
-    `start` and `end` (hex), `from`, `to`, `load`; `cost` with `moves`, `tables`, `received_again` (bytes of
-    changes since the checkpoint; null: there is little load), `gap_ms` (the expected pause of the
-    checkpoint) and `is_gap_measured` (of the last division; otherwise typical); `gain` with `max`, `mean`
-    and `max_over_mean` of the captures' loads, `before` and `after`.
+    Answer: `dry_run`, `unit` of loads, `captures` with the load `before` and `after` of each; `moves`, the 20
+        heaviest ranges that move, with `start` and `end` (hex), `from`, `to`, `load`, the number of `tables`,
+        and `first_tables`, three at most, each with its name as `table`, and `is_whole`, whether all its rows
+        are in the range; `other_moves`, the sums of `moves`, `tables` and `load` of all others; `cost` with
+        `moves`, `tables`, `received_again` (bytes of changes since the checkpoint; null: there is little
+        load), `gap_ms` (the expected pause of the checkpoint) and `is_gap_measured` (of the last division;
+        otherwise typical); `gain` with `max`, `mean` and `max_over_mean` of the captures' loads, `before` and
+        `after`.
     Errors: ErrChangeFeedNotExists, ErrChangefeedUpdateRefused.
     """
     body = await body_of(request)
     dry_run = bool(body.get("dry_run", False))
-    plan, cost = await capture_of(request).reactor.placement.rebalance(feed_id(request), dry_run=dry_run)
-    return JSONResponse({"dry_run": dry_run, **proposal_json(plan), **cost_json(cost)})
+    planned = await capture_of(request).reactor.placement.rebalance(feed_id(request), dry_run=dry_run)
+    return JSONResponse({"dry_run": dry_run, **moves_json(planned)})
 
 
 async def move(request: Request) -> Response:
@@ -275,8 +277,8 @@ async def move(request: Request) -> Response:
 
     Query: `namespace` or `keyspace` (left out: `default`).
     Body: `tables` as SCHEMA.TABLE or ids; `capture` its id.
-    Answer: `unit`, `captures`, `moves`, `cost`, `gain` as POST /changefeeds/{name}/rebalance has them; no
-    moves: it has them.
+    Answer: `unit`, `captures`, `moves`, `other_moves`, `cost`, `gain` as POST /changefeeds/{name}/rebalance
+        has them; no moves: it has them.
     Errors: ErrChangeFeedNotExists, ErrChangefeedUpdateRefused, ErrTableIneligible, ErrCaptureNotExist.
     """
     body, capture = await body_of(request), capture_of(request)
@@ -285,8 +287,7 @@ async def move(request: Request) -> Response:
         raise InvalidInput("the request names no tables", fix='give "tables", a list of names or ids')
     name = capture.session.named(str(body.get("capture") or ""))
     names = [str(table) for table in tables]
-    plan, cost = await capture.reactor.placement.move(feed_id(request), names, name)
-    return JSONResponse({**proposal_json(plan), **cost_json(cost)})
+    return JSONResponse(moves_json(await capture.reactor.placement.move(feed_id(request), names, name)))
 
 
 async def remove(request: Request) -> Response:

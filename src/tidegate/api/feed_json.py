@@ -17,7 +17,6 @@ from tidegate import __version__
 from tidegate.api.status import capture_of
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedError
-from tidegate.control.move_cost import Evenness, MoveCost
 from tidegate.control.range_reasons import Delivery, Group, grouped
 from tidegate.model.span import span_id
 from tidegate.model.timestamp import physical_ms
@@ -29,51 +28,12 @@ from tidegate.server.delivery import initial_load
 from tidegate.server.node import Node
 from tidegate.server.owner.feed import Feed
 from tidegate.server.owner.range_facts import ShownRange, shared_tables
-from tidegate.server.owner.sharing import Proposal
 from tidegate.sink.reader.changes import ReaderProgress
 
 UNREADABLE: Final = "unreadable"
 """The state shown for a changefeed that this version cannot read. TiCDC has no such state."""
 NAMES_TRIED: Final = 8
 """For how many tables of a range the name is looked up until one is found."""
-
-
-def proposal_json(plan: Proposal) -> dict[str, Any]:
-    """A new division of a feed's key space among captures."""
-    moves = [
-        {
-            "start": one.span.start.hex(),
-            "end": one.span.end.hex(),
-            "from": one.giver,
-            "to": one.taker,
-            "load": round(one.weight),
-        }
-        for one in plan.moves
-    ]
-    loads = {
-        name: {"before": round(plan.before.get(name, 0)), "after": round(plan.loads.get(name, 0))}
-        for name in sorted({*plan.before, *plan.loads})
-    }
-    unit = "bytes per second" if plan.in_bytes else "spans"
-    return {"unit": unit, "captures": loads, "moves": moves}
-
-
-def cost_json(cost: MoveCost) -> dict[str, Any]:
-    """The cost and the gain of a new division."""
-
-    def shown(one: Evenness) -> dict[str, float]:
-        return {"max": round(one.most), "mean": round(one.mean), "max_over_mean": round(one.ratio, 2)}
-
-    return {
-        "cost": {
-            "moves": cost.moves,
-            "tables": cost.tables,
-            "received_again": cost.received_again,
-            "gap_ms": round(cost.gap_s * 1000),
-            "is_gap_measured": cost.is_gap_measured,
-        },
-        "gain": {"before": shown(cost.before), "after": shown(cost.after)},
-    }
 
 
 def table_json(table: TableVersion) -> dict[str, Any]:

@@ -7,21 +7,19 @@ from typing import Any, Final
 from tidegate.cli.client import columns, counted
 
 BEST: Final = "nothing to move: it could not be divided better"
-MOVES_SHOWN: Final = 20
-"""The most moves in the table; `--json` has all."""
 
 
 def described(found: dict[str, Any], nothing: str = BEST) -> str:
     """The answer of a request to divide or to move. `nothing`: the text if nothing moves."""
     if not found["moves"]:
         return nothing + (f"; {_now(found)}" if found.get("gain") else "")
-    parts = [columns(_captures(found), numbers=(1, 2)), columns(_moves(found["moves"]), numbers=(2,))]
-    more = len(found["moves"]) - MOVES_SHOWN
-    parts += [f"and {more:,} more moves: --json has all"] if more > 0 else []
-    moving = "is moving" if len(found["moves"]) == 1 else "are moving"
+    others = found.get("other_moves", {"moves": 0, "tables": 0, "load": 0})  # an earlier server sends all
+    parts = [columns(_captures(found), numbers=(1, 2)), columns(_moves(found["moves"], others), numbers=(2,))]
+    count = len(found["moves"]) + others["moves"]
+    moving = "is moving" if count == 1 else "are moving"
     would = "would move" if found.get("dry_run") else moving
-    load = sum(one["load"] for one in found["moves"])
-    moves = f"{counted(len(found['moves']), 'range')} {would}, with {load:,} of the load"
+    load = sum(one["load"] for one in found["moves"]) + others["load"]
+    moves = f"{counted(count, 'range')} {would}, with {load:,} of the load"
     return "\n\n".join([*parts, f"load in {found['unit']}; {moves}", *_cost(found)])
 
 
@@ -35,10 +33,22 @@ def _captures(found: dict[str, Any]) -> list[tuple[str, ...]]:
     return list(rows)
 
 
-def _moves(moves: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    heaviest = sorted(moves, key=lambda one: -one["load"])[:MOVES_SHOWN]
-    rows = [("FROM", "TO", "LOAD")]
-    return rows + [(one["from"] or "no capture", one["to"], f"{one['load']:,}") for one in heaviest]
+def _moves(moves: list[dict[str, Any]], others: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The moves, the heaviest first as the server sends them, and the sum of the others."""
+    rows: list[tuple[str, ...]] = [("FROM", "TO", "LOAD", "TABLES")]
+    rows += [(one["from"] or "no capture", one["to"], f"{one['load']:,}", _tables(one)) for one in moves]
+    if others["moves"]:
+        tables = counted(others["tables"], "table") if others["tables"] else ""
+        rows.append((f"{others['moves']:,} more", "", f"{others['load']:,}", tables))
+    return rows
+
+
+def _tables(move: dict[str, Any]) -> str:
+    """The tables of a range: the first by name, and the number of the others."""
+    shown = move.get("first_tables", ())
+    names = [one["table"] if one["is_whole"] else f"part of {one['table']}" for one in shown]
+    more = move.get("tables", 0) - len(names)
+    return ", ".join(names) + (f" and {more:,} more" if more else "")
 
 
 def _cost(found: dict[str, Any]) -> list[str]:

@@ -13,16 +13,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tidegate.control.metadata import Delete, FeedId, Put
-from tidegate.control.move_cost import MoveCost, cost_of
 from tidegate.errors import Retryable
 from tidegate.etcd.election import drained_prefix
 from tidegate.log import event
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.changefeeds.feeds import Feeds
 from tidegate.server.changefeeds.new_feed import Refused, tables_at
+from tidegate.server.changefeeds.planned_moves import PlannedMoves, planned_moves
 from tidegate.server.node import Node
 from tidegate.server.owner.feed import Feed
-from tidegate.server.owner.sharing import Proposal
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -61,10 +60,8 @@ class Placement:
         running = (feed.replication.shares for feed in self._feeds.values() if feed.record.life.runs)
         return sum(shares.left_on(capture) for shares in running)
 
-    async def rebalance(self, feed: FeedId, *, dry_run: bool) -> tuple[Proposal, MoveCost]:
-        """Divide a changefeed's key space in the best possible way, for that cost. `dry_run`: only return
-        both.
-        """
+    async def rebalance(self, feed: FeedId, *, dry_run: bool) -> PlannedMoves:
+        """Divide a changefeed's key space in the best possible way. `dry_run`: only show that."""
         async with self._feeds.in_turn(feed) as found:
             shares = found.replication.shares
             if not shares.may_be_shared:
@@ -75,27 +72,13 @@ class Placement:
                     fix="start the captures with --etcd, and use a sink that takes several writers",
                 )
             plan = shares.sharing.plan(shared=not found.record.loading)
-            cost = self._cost_of(found, plan)
+            planned = planned_moves(found, plan)
             if not dry_run:
                 shares.sharing.ask()
-            return plan, cost
+            return planned
 
-    def _cost_of(self, feed: Feed, plan: Proposal) -> MoveCost:
-        sharing = feed.replication.shares.sharing
-        tables = {table for move in plan.moves for table in sharing.spans.tables_in(move.span)}
-        return cost_of(
-            plan.moves,
-            plan.before,
-            plan.loads,
-            sharing.captures.able(),
-            tables=len(tables) if feed.record.config.has_tables else 0,
-            in_bytes=plan.in_bytes,
-            lag_s=feed.lag_ms(self.node.now_ms()) / 1000,
-            last_gap_s=feed.replication.steps.last_gap_s,
-        )
-
-    async def move(self, feed: FeedId, tables: Sequence[str], capture: str) -> tuple[Proposal, MoveCost]:
-        """Let a capture deliver some tables, with all tables that share a span with them, for that cost.
+    async def move(self, feed: FeedId, tables: Sequence[str], capture: str) -> PlannedMoves:
+        """Let a capture deliver some tables, with all tables that share a span with them.
 
         `tables`: as SCHEMA.TABLE, or ids of tables or partitions. Raises Refused.
         """
@@ -112,10 +95,10 @@ class Placement:
                     else f"{error}: `tidegate changefeed rebalance` joins ranges"
                 )
                 raise _not_moved(feed, why) from error
-            cost = self._cost_of(found, plan)
+            planned = planned_moves(found, plan)
             if plan.moves:
                 sharing.hand(ids, capture)
-            return plan, cost
+            return planned
 
     def _check_movable(self, feed: Feed, capture: str) -> None:
         """Raises Refused if the changefeed's tables cannot be moved to the capture now."""
