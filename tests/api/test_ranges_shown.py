@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from tests.api.test_list_of_changefeeds import capture_with
 from tidegate.api.changefeeds import show_status
 from tidegate.api.moves_json import moves_json
 from tidegate.cli.changefeed_moves import described
-from tidegate.control.barrier import Barrier
+from tidegate.control.barrier import Barrier, SpanTask
 from tidegate.control.changefeed import Life, State
 from tidegate.control.grants import Grant, GrantedRange
 from tidegate.control.messages import Dispatch, Header, ProcessorStatus, RangeProgress, Wish
@@ -28,6 +29,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.capture import Capture
 from tidegate.server.catalogue.stripes import Stripes, table_task
+from tidegate.server.changefeeds.hot_spans import OF_A_PIECE, OF_A_STRIPE, OF_A_TABLE
 from tidegate.server.changefeeds.placement import Placement
 from tidegate.server.changefeeds.range_figures import figures_of
 from tidegate.server.owner.feed import Feed
@@ -295,3 +297,46 @@ def test_the_heaviest_moves_are_named_and_the_others_summed(capture: Capture) ->
     others = sum((1 << 20) + at + 512 for at in range(1, 20, 2))
     assert found["other_moves"] == {"moves": 10, "tables": 10, "load": others}
     assert (found["cost"]["moves"], found["cost"]["tables"]) == (30, 30)
+
+
+@pytest.mark.parametrize(
+    ("spans", "hot", "remedy"),
+    [
+        (Stripes(1).begin(TABLES), [("id 20", True)], OF_A_TABLE),
+        (Stripes(1, [keys.int_record(20, 100)]).begin(TABLES), [("id 20", False)], OF_A_PIECE),
+        (Stripes(16).begin(TABLES), [("id 20", True), ("id 30", True)], OF_A_STRIPE),
+    ],
+)
+def test_a_span_that_is_too_much_for_a_capture_is_named_with_a_remedy(
+    capture: Capture, spans: Sequence[SpanTask], hot: list[tuple[str, bool]], remedy: str
+) -> None:
+    sharing = feed_of(capture).replication.shares.sharing
+    sharing.begin(spans)
+    loads = {task.id: 1 << 10 for task in spans} | {spans[1].id: 8 << 20, spans[0].id: 1 << 20}
+    sharing.spans.loads["b"] = loads
+    assert shown(capture)["hot_spans"] == {"spans": [], "more": 0}, (
+        "captures without a shared etcd divide nothing"
+    )
+    capture.node.shared = "etcd:x"
+    (found,) = shown(capture)["hot_spans"]["spans"]
+    assert [(one["table"], one["is_whole"]) for one in found["first_tables"]] == hot
+    assert (found["load"], found["tables"], found["remedy"]) == ((8 << 20) + 512, len(hot), remedy)
+    assert 1.7 < found["times_mean"] < 1.8, "eight ninths of the load, and two captures"
+    sharing.spans.loads["b"] = loads | {spans[0].id: 6 << 20}
+    assert not shown(capture)["hot_spans"]["spans"], "1.14 times the mean can be divided well enough"
+    sharing.spans.loads["b"] = {name: load >> 6 for name, load in loads.items()}
+    assert not shown(capture)["hot_spans"]["spans"], "there is hardly any load"
+
+
+def test_hot_spans_are_bounded_and_the_hottest_come_first(capture: Capture) -> None:
+    feed, node = feed_of(capture), capture.node
+    node.shared = "etcd:x"
+    node.others = lambda: {f"c{at}": "" for at in range(20)}
+    sharing = feed.replication.shares.sharing
+    sharing.captures.able = lambda **_: [f"c{at}" for at in range(20)]  # type: ignore[method-assign]
+    tasks = [table_task(table, CHECKPOINT) for table in range(10, 17)]
+    sharing.begin(tasks)
+    sharing.spans.loads["b"] = {task.id: (at + 7) << 20 for at, task in enumerate(tasks)}
+    found = shown(capture)["hot_spans"]
+    names = [one["first_tables"][0]["table"] for one in found["spans"]]
+    assert (names, found["more"]) == ([f"id {table}" for table in (16, 15, 14, 13, 12)], 2)

@@ -13,6 +13,7 @@ from tidegate.cli import changefeed_moves, changefeed_ranges
 from tidegate.cli.changefeed import _described, table
 from tidegate.config.sink_uri import reader_uri
 from tidegate.dispatcher.consistency import Order, cost_of_pieces
+from tidegate.server.changefeeds.hot_spans import OF_A_TABLE
 
 SILENT = (
     "capture 10.0.0.2:8300 has sent nothing for 12 s; the others get its ranges when its session ends, or in "
@@ -237,3 +238,22 @@ def test_one_thing_is_not_named_as_several_and_numbers_are_aligned() -> None:
         "1 range is moving, with 7 of the load"
     )
     assert changefeed_ranges.captures([a_range(1, tables=1)]) == ["10.0.0.2:8300: 1 table, checkpoint 470"]
+
+
+def test_a_span_that_is_too_hot_is_a_warning_with_the_settings_that_cut_it() -> None:
+    first = [{"table": "shop.orders", "is_whole": True}]
+    one = {"load": 8 << 20, "times_mean": 2.74, "tables": 1, "first_tables": first, "remedy": OF_A_TABLE}
+    hot = {"spans": [one], "more": 2}
+    own: dict[str, Any] = defaultdict(int, spans=[], waiting_for="", captures=[], initial_load=None)
+    own["hot_spans"] = {"spans": [], "more": 0}
+    assert "too hot" not in _described(defaultdict(str, tidegate=own))
+    own["hot_spans"] = hot
+    lines = _described(defaultdict(str, tidegate=own)).splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith("too hot"))
+    assert "shop.orders: 8.0 MiB/s, 2.7 times the mean of a capture" in lines[at]
+    assert "tidegate changefeed update" in lines[at]
+    assert "enable-table-across-nodes = true" in lines[at]
+    assert lines[at + 1].strip() == "and 2 more"
+    for moves in (0, 1):
+        text = changefeed_moves.described(proposal(moves, hot_spans=hot))
+        assert "warning: shop.orders: 8.0 MiB/s" in text

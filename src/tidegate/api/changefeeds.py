@@ -23,7 +23,7 @@ from tidegate.api.feed_json import (
     table_json,
     ts_time,
 )
-from tidegate.api.moves_json import moves_json
+from tidegate.api.moves_json import hot_json, moves_json
 from tidegate.api.requests import body_of, feed_id, feed_of, namespace_of, number
 from tidegate.api.status import capture_of
 from tidegate.codec.registry import canonical
@@ -34,6 +34,7 @@ from tidegate.control.metadata import FeedId
 from tidegate.control.synced import synced
 from tidegate.errors import InvalidInput
 from tidegate.filter.tables import why_ineligible
+from tidegate.server.changefeeds.hot_spans import hot_spans
 from tidegate.server.changefeeds.new_feed import Refused, check_new, cost_of_cuts, tables_at, weak_orders
 
 DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
@@ -111,6 +112,9 @@ async def show(request: Request) -> Response:
         initial load, partitions; `gives_up`, what a reader of the sink must not rely on, in words;
         `table_cuts`, the number of places at which tables are cut into pieces that have writers of their own,
         `cut_tables` with the `cost` of that in words, and the `tables` that several captures deliver now;
+        `hot_spans` with `spans`, those that alone are more than 1.2 times the mean load of a capture, the
+        first five, each with `load`, `times_mean`, the number of `tables`, `first_tables`, and `remedy`, the
+        settings that cut it; and `more`, the number of the others;
         `captures`, its ranges of keys with capture, progress, load, `state` (`running`, `held`, `not
         running`), `reason` and `why`, the reason in words; and `ranges`, which has `total`, the number of
         `states`, and `reasons`: ranges with one reason, and an example.
@@ -261,13 +265,14 @@ async def rebalance(request: Request) -> Response:
         `moves`, `tables`, `received_again` (bytes of changes since the checkpoint; null: there is little
         load), `gap_ms` (the expected pause of the checkpoint) and `is_gap_measured` (of the last division;
         otherwise typical); `gain` with `max`, `mean` and `max_over_mean` of the captures' loads, `before` and
-        `after`.
+        `after`; and `hot_spans` as GET /changefeeds/{name} has them.
     Errors: ErrChangeFeedNotExists, ErrChangefeedUpdateRefused.
     """
     body = await body_of(request)
     dry_run = bool(body.get("dry_run", False))
     planned = await capture_of(request).reactor.placement.rebalance(feed_id(request), dry_run=dry_run)
-    return JSONResponse({"dry_run": dry_run, **moves_json(planned)})
+    hot = hot_json(hot_spans(feed_of(request)))
+    return JSONResponse({"dry_run": dry_run, **moves_json(planned), "hot_spans": hot})
 
 
 async def move(request: Request) -> Response:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from tidegate import __version__
+from tidegate.api.moves_json import hot_json
 from tidegate.api.status import capture_of
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedError
@@ -22,6 +23,7 @@ from tidegate.model.span import span_id
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.capture import Capture
+from tidegate.server.changefeeds.hot_spans import hot_spans
 from tidegate.server.changefeeds.new_feed import SHOWN_TABLES, cost_of_cuts
 from tidegate.server.changefeeds.unreadable import NOT_KNOWN, UnreadableFeed
 from tidegate.server.delivery import initial_load
@@ -208,6 +210,7 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "initial_load": shown_load(feed),
         "table_cuts": len(record.config.tidegate.table_cuts),
         "cut_tables": cut_tables_json(feed, ranges),
+        "hot_spans": hot_json(hot_spans(feed)),
         "gives_up": list(record.plan.sink.describe().gives_up),
         "partitions": replication.sink.partitions,
         "repartition": record.info.repartition,

@@ -1,4 +1,4 @@
-"""New divisions of a changefeed's key space as JSON for the API."""
+"""New divisions of a changefeed's key space, and what no division makes even, as JSON for the API."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidegate.control.move_cost import Evenness, MoveCost
+from tidegate.server.changefeeds.hot_spans import HotSpans
 from tidegate.server.changefeeds.planned_moves import NamedMove, NamedTable, PlannedMoves
 
 
@@ -33,11 +34,26 @@ def _move(one: NamedMove) -> dict[str, Any]:
         "to": one.move.taker,
         "load": round(one.move.weight),
         "tables": one.tables,
-        "first_tables": tables_json(one.first),
+        "first_tables": _tables(one.first),
     }
 
 
-def tables_json(tables: Sequence[NamedTable]) -> list[dict[str, Any]]:
+def hot_json(found: HotSpans) -> dict[str, Any]:
+    """The spans that are too much for one capture."""
+    spans = [
+        {
+            "load": round(one.load),
+            "times_mean": round(one.times_mean, 2),
+            "tables": one.tables,
+            "first_tables": _tables(one.first),
+            "remedy": one.remedy,
+        }
+        for one in found.spans
+    ]
+    return {"spans": spans, "more": found.more}
+
+
+def _tables(tables: Sequence[NamedTable]) -> list[dict[str, Any]]:
     """Tables of a range, with whether all their rows are in it."""
     return [{"table": one.name, "is_whole": one.is_whole} for one in tables]
 

@@ -399,6 +399,8 @@ def _described(feed: dict[str, Any]) -> str:
         rows["ranges"] = changefeed_ranges.summary(ranges)
     if cuts := own.get("table_cuts"):
         rows["in pieces"] = changefeed_ranges.cut_tables(cuts, own.get("cut_tables"))
+    if hot := changefeed_moves.hot_spans(own.get("hot_spans")):
+        rows["too hot"] = "\n             ".join(hot)
     if limits := own.get("gives_up"):
         rows["gives up"] = "\n             ".join(limits)
     if own.get("partitions"):

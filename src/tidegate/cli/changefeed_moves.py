@@ -11,8 +11,9 @@ BEST: Final = "nothing to move: it could not be divided better"
 
 def described(found: dict[str, Any], nothing: str = BEST) -> str:
     """The answer of a request to divide or to move. `nothing`: the text if nothing moves."""
+    hot = [f"warning: {line}" for line in hot_spans(found.get("hot_spans"))]
     if not found["moves"]:
-        return nothing + (f"; {_now(found)}" if found.get("gain") else "")
+        return "\n".join([nothing + (f"; {_now(found)}" if found.get("gain") else ""), *hot])
     others = found.get("other_moves", {"moves": 0, "tables": 0, "load": 0})  # an earlier server sends all
     parts = [columns(_captures(found), numbers=(1, 2)), columns(_moves(found["moves"], others), numbers=(2,))]
     count = len(found["moves"]) + others["moves"]
@@ -20,7 +21,19 @@ def described(found: dict[str, Any], nothing: str = BEST) -> str:
     would = "would move" if found.get("dry_run") else moving
     load = sum(one["load"] for one in found["moves"]) + others["load"]
     moves = f"{counted(count, 'range')} {would}, with {load:,} of the load"
-    return "\n\n".join([*parts, f"load in {found['unit']}; {moves}", *_cost(found)])
+    return "\n\n".join([*parts, f"load in {found['unit']}; {moves}", *_cost(found), *hot])
+
+
+def hot_spans(found: dict[str, Any] | None) -> list[str]:
+    """A line for each span that is too much for one capture; an earlier server does not say them."""
+    if not found:
+        return []
+    lines = [
+        f"{tables_of(one)}: {size(one['load'])}/s, {one['times_mean']:.1f} times the mean of a capture; "
+        f"no move helps, but `tidegate changefeed update` does: {one['remedy']}"
+        for one in found["spans"]
+    ]
+    return lines + ([f"and {found['more']:,} more"] if found["more"] else [])
 
 
 def _now(found: dict[str, Any]) -> str:
@@ -36,18 +49,18 @@ def _captures(found: dict[str, Any]) -> list[tuple[str, ...]]:
 def _moves(moves: list[dict[str, Any]], others: dict[str, Any]) -> list[tuple[str, ...]]:
     """The moves, the heaviest first as the server sends them, and the sum of the others."""
     rows: list[tuple[str, ...]] = [("FROM", "TO", "LOAD", "TABLES")]
-    rows += [(one["from"] or "no capture", one["to"], f"{one['load']:,}", _tables(one)) for one in moves]
+    rows += [(one["from"] or "no capture", one["to"], f"{one['load']:,}", tables_of(one)) for one in moves]
     if others["moves"]:
-        tables = counted(others["tables"], "table") if others["tables"] else ""
-        rows.append((f"{others['moves']:,} more", "", f"{others['load']:,}", tables))
+        count = counted(others["tables"], "table") if others["tables"] else ""
+        rows.append((f"{others['moves']:,} more", "", f"{others['load']:,}", count))
     return rows
 
 
-def _tables(move: dict[str, Any]) -> str:
-    """The tables of a range: the first by name, and the number of the others."""
-    shown = move.get("first_tables", ())
+def tables_of(of: dict[str, Any]) -> str:
+    """The tables of a range or span: the first by name, and the number of the others."""
+    shown = of.get("first_tables", ())
     names = [one["table"] if one["is_whole"] else f"part of {one['table']}" for one in shown]
-    more = move.get("tables", 0) - len(names)
+    more = of.get("tables", 0) - len(names)
     return ", ".join(names) + (f" and {more:,} more" if more else "")
 
 
