@@ -1,4 +1,4 @@
-"""A new division of a changefeed for people: what moves, by the names of tables, with its cost and its gain.
+"""A new division of a changefeed for people: moves by the names of tables, with their cost and gain.
 
 A division may move thousands of ranges. The heaviest are named, and the others are summed.
 """
@@ -65,7 +65,7 @@ class PlannedMoves:
 
 
 def planned_moves(feed: Feed, plan: Proposal) -> PlannedMoves:
-    """What a division of a changefeed among captures would change now."""
+    """The changes that a division of a changefeed among captures would make now."""
     sharing, has_tables = feed.replication.shares.sharing, feed.record.config.has_tables
     tables = {move.span: sharing.spans.tables_in(move.span) if has_tables else [] for move in plan.moves}
     cost = cost_of(
