@@ -54,7 +54,10 @@ def test_a_capture_that_waits_or_has_nothing_to_do_says_so() -> None:
 
 def test_the_list_has_the_names_that_logs_and_divisions_have() -> None:
     own = {"name": "1c9c0dd0a4c1", "changefeeds": 3, "tables": 7, "drained": True, "left": 7}
+    own["version"] = "0.4.0"
     one = {"id": "1c9c", "is_owner": True, "address": "10.0.0.1:8300", "cluster_id": "7", "tidegate": own}
-    assert line_of(one) == ("1c9c0dd0a4c1", "yes", "10.0.0.1:8300", "3", "7 (drained)", "1c9c")
+    assert line_of(one) == ("1c9c0dd0a4c1", "yes", "10.0.0.1:8300", "0.4.0", "3", "7 (drained)", "1c9c")
     del one["tidegate"]
-    assert line_of(one | {"is_owner": False}) == ("", "", "10.0.0.1:8300", "", "", "1c9c"), "TiCDC's server"
+    assert line_of(one | {"is_owner": False}) == ("", "", "10.0.0.1:8300", "", "", "", "1c9c"), (
+        "TiCDC's server"
+    )

@@ -7,8 +7,10 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tidegate import __version__
 from tidegate.api.requests import feed_of
 from tidegate.api.status import capture_of
+from tidegate.server.captures.membership import CaptureInfo
 from tidegate.server.changefeeds.new_feed import Refused
 
 
@@ -16,29 +18,30 @@ async def show_all(request: Request) -> Response:
     """GET /captures: list the captures of the cluster.
 
     Answer: `total`, and `items` with `id`, `is_owner`, `address`, `cluster_id`, and `tidegate` with `name`,
-    `changefeeds`, `tables`, `drained`, `left`: tables that it delivers or may still deliver.
+    `version`, `changefeeds`, `tables`, `drained`, `left`: tables that it delivers or may still deliver.
     """
     capture = capture_of(request)
-    there = [(capture.id, capture.node.capture, capture.options.address)]
+    there = [CaptureInfo(capture.id, capture.node.capture, capture.options.address, __version__)]
     if (member := capture.session.membership) is not None:
         # In a thread, because membership's calls to etcd block.
-        there = [(one.id, one.name, one.address) for one in await asyncio.to_thread(member.captures)]
+        there = await asyncio.to_thread(member.captures)
     burdens = capture.node.burdens()
     items = [
         {
-            "id": found,
-            "is_owner": found == capture.id,
-            "address": address,
+            "id": one.id,
+            "is_owner": one.id == capture.id,
+            "address": one.address,
             "cluster_id": str(capture.cluster),
             "tidegate": {
-                "name": name,
-                "changefeeds": burdens.get(name, 0),
-                "tables": capture.reactor.placement.tables_of(name),
-                "drained": name in capture.node.drained,
-                "left": capture.reactor.placement.left_on(name),
+                "name": one.name,
+                "version": one.version,
+                "changefeeds": burdens.get(one.name, 0),
+                "tables": capture.reactor.placement.tables_of(one.name),
+                "drained": one.name in capture.node.drained,
+                "left": capture.reactor.placement.left_on(one.name),
             },
         }
-        for found, name, address in there
+        for one in there
     ]
     return JSONResponse({"total": len(items), "items": items})
 

@@ -40,18 +40,19 @@ def show_all(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False)
     """List the captures of a cluster."""
     with reported():
         found = call(server, "GET", "/captures")["items"]
-        rows = [("NAME", "OWNER", "ADDRESS", "CHANGEFEEDS", "TABLES", "ID")]
+        rows: list[tuple[str, ...]] = [("NAME", "OWNER", "ADDRESS", "VERSION", "CHANGEFEEDS", "TABLES", "ID")]
         rows += [line_of(one) for one in found]
         show(found, columns(rows), as_json)
 
 
-def line_of(one: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
+def line_of(one: dict[str, Any]) -> tuple[str, ...]:
     """A line of the list. Logs, and a division among captures, have only the name."""
     own = one.get("tidegate")  # missing in answers of TiCDC's servers
     name, feeds, tables = (own["name"], str(own["changefeeds"]), str(own["tables"])) if own else ("", "", "")
     if own and own["drained"]:
         tables += " (drained)"
-    return name, "yes" if one["is_owner"] else "", one["address"], feeds, tables, one["id"]
+    version = own.get("version", "") if own else ""
+    return name, "yes" if one["is_owner"] else "", one["address"], version, feeds, tables, one["id"]
 
 
 @app.command()

@@ -11,12 +11,14 @@ seconds.
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Final, assert_never
 
 import orjson
 
+from tidegate import __version__
 from tidegate.control.messages import (
     FROM_OWNER,
     FROM_PROCESSOR,
@@ -32,6 +34,9 @@ from tidegate.control.messages import (
     parse,
     to_json,
 )
+from tidegate.log import event
+
+LOG: Final = logging.getLogger(__name__)
 
 BOX_MAX: Final = 256
 """The most messages that wait for one receiver; then the oldest one is dropped."""
@@ -87,6 +92,8 @@ class MessageRouter:
         self.processors: dict[str, Box] = {}
         self._owned_by: dict[str, tuple[int, str]] = {}
         """By changefeed: the greatest owner revision in a message to us, and the capture that sent it."""
+        self._owner_version = __version__
+        """The version in the last Announce of another capture."""
 
     def to_processor(self, message: FromOwner) -> None:
         """Send to the processor on the capture that the header names."""
@@ -108,13 +115,23 @@ class MessageRouter:
         """Deliver a message from another capture. Raises ValueError if it is not valid."""
         parsed: Message = parse(orjson.loads(message), (*FROM_OWNER, *FROM_PROCESSOR))
         match parsed:
-            case Announce() | Dispatch():
+            case Announce():
+                self._note_version(sender, parsed.owner_version)
+                self._deliver_to_processor(sender, parsed.header, message)
+            case Dispatch():
                 self._deliver_to_processor(sender, parsed.header, message)
             case Sync() | DispatchResponse() | Checkpoint():
                 if (box := self.owners.get(parsed.header.changefeed)) is not None:
                     box.put(message)
             case _:
                 assert_never(parsed)
+
+    def _note_version(self, owner: str, version: str) -> None:
+        """Log why this capture gets no ranges, once for each version of an owner that differs."""
+        if self._owner_version != version != __version__:
+            why = f"the owner, {owner}, runs Tidegate {version}, and this capture {__version__}"
+            event(LOG, logging.WARNING, "capture gets no ranges while others can have them", why=why)
+        self._owner_version = version
 
     def _deliver_to_processor(self, sender: str, header: Header, message: bytes) -> None:
         if header.capture != self._capture:
