@@ -38,7 +38,7 @@ fuzz: setup ## a million damaged rows, definitions and messages of each protocol
 kills: setup ## the kill test in its long form: 30 kills
 	@$(PY) -m pytest tests/integration/test_kills.py --kills 30 $(PYTEST_ARGS)
 
-target-servers: setup ## the tests of databases as targets, at a MySQL that runs: make target-servers SERVER=127.0.0.1:3306
+target-servers: setup ## the tests of databases as targets, at a MySQL or TiDB that runs: make target-servers SERVER=127.0.0.1:3306
 	@TIDEGATE_TEST_MYSQL=$(SERVER) $(PY) -m pytest -n 0 tests/consumer/mysql tests/consumer/test_every_target.py \
 	    -k "mysql or mariadb" $(PYTEST_ARGS)
 

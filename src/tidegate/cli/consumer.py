@@ -52,7 +52,8 @@ def run(
             "parquet:///absolute/directory for a log of every change (docs/change-log.md); in a bucket "
             "delta+s3://bucket/prefix?endpoint=URL&region=NAME, iceberg+s3:// or parquet+s3:// (with "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment); or mysql://user@host:port/ of "
-            "a MySQL or MariaDB server (the password in TIDEGATE_TARGET_PASSWORD, or ?password-file=FILE)."
+            "a MySQL, MariaDB or TiDB server (the password in TIDEGATE_TARGET_PASSWORD, or "
+            "?password-file=FILE)."
         ),
     ],
     name: Annotated[

@@ -237,8 +237,8 @@ def target_directory(target: str | Path) -> Path:
 
 
 _TARGETS: Final = (
-    "Delta tables, Iceberg tables or a change log in a directory or in S3, and MySQL or MariaDB servers are "
-    "targets so far"
+    "Delta tables, Iceberg tables or a change log in a directory or in S3, and MySQL, MariaDB or TiDB "
+    "servers are targets so far"
 )
 _REFUSED: Final[Mapping[str, str]] = {
     "iceberg": "it has Iceberg tables, which consumer.iceberg.snapshots reads",

@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.consumer.applying.target import TargetStatus
 from tidegate.consumer.engine.position import PartitionPosition, Position
-from tidegate.consumer.mysql.ddl import begun_in
+from tidegate.consumer.mysql.ddl_note import begun_in
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import MySqlServer

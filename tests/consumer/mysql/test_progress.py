@@ -11,6 +11,7 @@ import pymysql
 import pytest
 import trustme
 
+from tests.consumer.mysql.reading import forget
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.progress import Progress, TargetRecord
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
@@ -28,6 +29,7 @@ def name() -> str:
 @pytest.fixture
 def rows(mariadb: MySqlServer, name: str) -> Iterator[Connection]:
     """A bystander's connection; the table NAME.t is there."""
+    forget(mariadb, name, name)  # a server that is given may have them from earlier tests
     connection = mariadb.connect()
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {name}")
@@ -149,6 +151,7 @@ def test_an_old_consumer_that_wakes_up_can_do_nothing_at_any_step(
         old.batch.begin("p2", {0: "a"})
 
 
+@pytest.mark.usefixtures("named_locks")
 def test_a_statement_without_a_transaction_has_ended_when_the_lock_is_free(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
@@ -216,14 +219,15 @@ def test_definitions_move_with_the_ddl_that_made_them(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     first, _ = taken(mariadb, name)
-    first.record_ddl("d1", {(name, "t"): "one", (name, "u"): "two"})
-    first.record_ddl("d2", {(name, "u"): "three"}, gone=[(name, "t")])
+    over = '{"done":["d2"],"begun":null}'
+    first.record_ddl('{"done":["d1"],"begun":null}', {(name, "t"): "one", (name, "u"): "two"})
+    first.record_ddl(over, {(name, "u"): "three"}, gone=[(name, "t")])
     _, held = taken(mariadb, name)
-    assert held == TargetRecord(None, None, "d2", {(name, "u"): "three"})
+    assert held == TargetRecord(None, None, over, {(name, "u"): "three"})
     other = Progress(Hold(mariadb, f"{name}-other"))
     other.take_over()
     with pytest.raises(InvalidInput, match="two consumers"):
-        other.record_ddl("d1", {(name, "u"): "four"})
+        other.record_ddl(over, {(name, "u"): "four"})
 
 
 def test_a_password_is_never_shown(mariadb: MySqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,13 +342,14 @@ def test_a_takeover_whose_commit_is_lost_shares_no_token_with_another(
         first.take_again()
 
 
+@pytest.mark.usefixtures("named_locks")
 def test_a_taker_that_holds_the_lock_and_has_no_token_yet_is_left_alone(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     first, _ = taken(mariadb, name)
     first.hold.close()
     with rows.cursor() as cursor:
-        cursor.execute("SELECT GET_LOCK(%s, 5)", (first.hold._lock_name,))
+        cursor.execute("SELECT GET_LOCK(%s, 5)", (first.hold._locks.name,))
     with pytest.raises(Fenced):
         first.take_again()
     rows.ping(reconnect=False)
@@ -505,6 +510,7 @@ def test_tls_that_is_asked_for_is_not_left_out(mariadb: MySqlServer, tmp_path: P
             MySqlServer.from_uri(f"mysql://root@host/{wrong}")
 
 
+@pytest.mark.usefixtures("named_locks")
 @pytest.mark.parametrize(
     ("variable", "harmful", "usual"),
     [("explicit_defaults_for_timestamp", "0", "1"), ("binlog_format", "'STATEMENT'", "'MIXED'")],
@@ -522,6 +528,7 @@ def test_a_server_that_would_change_what_is_written_is_refused(
     taken(mariadb, name)
 
 
+@pytest.mark.usefixtures("named_locks")
 def test_connections_that_come_to_two_servers_are_refused(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:

@@ -44,3 +44,34 @@ def test_mysql_is_refused_before_defaults_may_be_expressions() -> None:
     for old in ("8.0.12", "5.7.44-log", "8.0"):
         with pytest.raises(InvalidInput, match=r"use MySQL 8\.0\.13 or later"):
             checked(version=old)
+
+
+@pytest.mark.parametrize(
+    ("grants", "good"),
+    [
+        (["GRANT ALL PRIVILEGES ON *.* TO 'root'@'%' WITH GRANT OPTION"], True),
+        (["GRANT PROCESS ON *.* TO 'a'@'%'", "GRANT CONNECTION_ADMIN ON *.* TO 'a'@'%'"], True),
+        (["GRANT SELECT,PROCESS,SUPER ON *.* TO 'a'@'%'"], True),
+        (["GRANT USAGE ON *.* TO 'a'@'%'", "GRANT ALL PRIVILEGES ON `shop`.* TO 'a'@'%'"], False),
+        (["GRANT SELECT ON `PROCESS`.* TO 'a'@'%'", "GRANT SELECT ON *.* TO 'PROCESS'@'%'"], False),
+        ([], False),
+    ],
+)
+def test_a_user_of_tidb_must_see_all_sessions(grants: list[str], good: bool) -> None:
+    def ask(query: str, *_: Any) -> list[tuple[Any, ...]]:
+        return [(grant,) for grant in grants] if query == "SHOW GRANTS" else [(1,)]
+
+    if good:
+        check_server(ask, Dialect.TIDB, "mysql://somewhere/")
+        return
+    with pytest.raises(InvalidInput, match="another user") as refused:
+        check_server(ask, Dialect.TIDB, "mysql://somewhere/")
+    assert "PROCESS" in refused.value.fix
+
+
+def test_a_tidb_whose_sessions_have_no_names_is_refused() -> None:
+    def ask(query: str, *_: Any) -> list[tuple[Any, ...]]:
+        return [("8.0.11-TiDB-v6.5.0", "")] if query == DIALECT else []
+
+    with pytest.raises(InvalidInput, match=r"use TiDB 7\.4 or later"):
+        check_server(ask, Dialect.TIDB, "mysql://somewhere/")

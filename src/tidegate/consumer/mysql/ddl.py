@@ -32,6 +32,7 @@ from tidegate.consumer.ddl.sql_replay import CreateTable as MakesTable
 from tidegate.consumer.ddl.sql_replay import Ignored, Unknown, read, tables
 from tidegate.consumer.engine.ddl_queue import identity
 from tidegate.consumer.mysql import exchange
+from tidegate.consumer.mysql.ddl_note import progress_text
 from tidegate.consumer.mysql.described import difference
 from tidegate.consumer.mysql.found import check_columns
 from tidegate.consumer.mysql.progress import Progress
@@ -215,7 +216,7 @@ class DdlRun:
             raise missing(name)
         check_columns(taken, asked)
         # While rows are applied no DDL is under way, so this note loses nothing.
-        self._progress.record_ddl(_progress_text(self._done, self._begun), {name: taken.to_json().decode()})
+        self._progress.record_ddl(progress_text(self._done, self._begun), {name: taken.to_json().decode()})
         self._definitions[name] = taken
 
     def execute(self) -> None:
@@ -250,7 +251,7 @@ class DdlRun:
         was, now = self._before, self._definitions
         made = {name: one.to_json().decode() for name, one in now.items() if was.get(name) is not one}
         done = [*self._done, self._now]
-        self._progress.record_ddl(_progress_text(done, None), made, [name for name in was if name not in now])
+        self._progress.record_ddl(progress_text(done, None), made, [name for name in was if name not in now])
         self._done, self._begun = done, None
 
     def _execute(self, number: int, statement: Statement, session: str) -> None:
@@ -273,7 +274,7 @@ class DdlRun:
         note = {"name": self._now, "query": self._query[:2000], "at": number, "evidence": evidence}
         note |= {"alters": statement.text} if isinstance(statement, AlterTable) else {}
         note |= {"whole": True} if self._leaves_whole(number) else {}
-        self._progress.record_ddl(_progress_text(self._done, note))
+        self._progress.record_ddl(progress_text(self._done, note))
         self.attempted = self._now
         # Directly before the statement: nothing but the lock guards what is no transaction.
         self._hold.check_lock()
@@ -283,7 +284,7 @@ class DdlRun:
             recast(self._hold, statement.name, statement.old, statement.new, statement.change)
         elif isinstance(statement, SwapRows):
             # One transaction: the note says that the rows have moved if and only if they have.
-            over = _progress_text(self._done, note | {"evidence": [*evidence, exchange.MOVED]})
+            over = progress_text(self._done, note | {"evidence": [*evidence, exchange.MOVED]})
             with exchange.swapping(self._hold, statement) as moves:
                 self._progress.record_ddl(over, moved=moves)
         else:
@@ -367,30 +368,6 @@ class DdlRun:
 
     def _look(self, name: Name) -> str | None:
         return self._hold.look(*name)
-
-
-def begun_in(noted: str | None) -> str | None:
-    """The SQL of the DDL that a note reports as begun; None: none was."""
-    begun = orjson.loads(noted).get("begun") if noted else None
-    return str(begun["query"]) if begun is not None else None
-
-
-def without_begun(noted: str | None, attempted: str, *, known: bool) -> str | None:
-    """A note without its unfinished DDL, whose tables are set aside; empty if there is no note.
-
-    None: the DDL is not the one that was `attempted` (`DdlRun`), or it may have changed its tables. `known`:
-    one of its tables is at the target.
-    """
-    held: dict[str, Any] = orjson.loads(noted) if noted else {}
-    if (begun := held.get("begun")) is None:
-        return noted or ""
-    if begun["name"] != attempted or (known and not begun.get("whole")):
-        return None
-    return _progress_text(held.get("done", []), None)
-
-
-def _progress_text(done: Sequence[str], begun: dict[str, Any] | None) -> str:
-    return orjson.dumps({"done": done, "begun": begun}).decode()
 
 
 def _there_already(name: Name) -> Fatal:

@@ -6,6 +6,8 @@ import re
 from enum import StrEnum
 from typing import Final
 
+from tidegate.errors import Fatal
+
 
 class Dialect(StrEnum):
     """A kind of server. The values are its names for people."""
@@ -44,6 +46,19 @@ def collation_at(dialect: Dialect, collation: str) -> str:
     return COLLATIONS.get(collation, collation) if dialect is Dialect.MARIADB else collation
 
 
-def default_of_text(dialect: Dialect, literal: str) -> str:
-    """The DEFAULT of a TEXT or BLOB column: MySQL takes no literal there, but an expression."""
+def default_of_text(dialect: Dialect, literal: str, column: str) -> str:
+    """The DEFAULT of a TEXT or BLOB column: MySQL takes no literal there, but an expression.
+
+    TiDB takes neither. An empty text needs no default, because rows older than such a column get it anyway;
+    Fatal for another one.
+    """
+    if dialect is Dialect.TIDB:
+        if literal in ("''", "X''"):
+            return ""
+        raise Fatal(
+            "a column cannot be added at the target",
+            where=f"column {column}",
+            why=f"earlier rows hold {literal[:60]} in it upstream, and TiDB takes no default for TEXT",
+            fix="add it at the target, fill it, and start again with --skip-ddl and the ts of the DDL",
+        )
     return f"({literal})" if dialect is Dialect.MYSQL else literal

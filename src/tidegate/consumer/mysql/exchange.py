@@ -7,7 +7,7 @@ restart finds both or neither (`swapping`).
 Tables of a topic without headers have TiDB's partitions, and the server exchanges them. That is no
 transaction, and a second exchange would undo the first one. InnoDB gives each table and each partition an id
 that it never gives again, and an EXCHANGE PARTITION exchanges the two ids. They are stored before the
-statement runs:
+statement runs; TiDB has such ids, too:
 
 | the ids found by a restart | meaning |
 |---|---|
@@ -48,7 +48,7 @@ _NAMES: Final = "SELECT " + ", ".join(["CAST(CONVERT(%s USING filename) AS BINAR
 # --- tables with partitions
 
 
-def partition_name(ask: Ask, name: Name, partition: str, change: str = "exchanged") -> str:
+def partition_name(ask: Ask, dialect: Dialect, name: Name, partition: str, change: str = "exchanged") -> str:
     """A partition's name as the server has it: MariaDB does not exchange one that is named in another case.
 
     Fatal when the partition there does not hold the rows that TiDB's holds. `change`: what is to be done with
@@ -59,7 +59,8 @@ def partition_name(ask: Ask, name: Name, partition: str, change: str = "exchange
         " WHERE TABLE_SCHEMA=%s AND TABLE_NAME=%s AND PARTITION_NAME=%s",
         *(*name, partition),
     )
-    if found and "KEY" not in str(found[0][1]):
+    # A TiDB spreads rows by KEY as the other one does.
+    if found and (dialect is Dialect.TIDB or "KEY" not in str(found[0][1])):
         return str(found[0][0])
     raise Fatal(
         f"a partition cannot be {change} at the target",
@@ -72,11 +73,11 @@ def partition_name(ask: Ask, name: Name, partition: str, change: str = "exchange
 
 
 def table_ids(hold: Hold, statement: ExchangePartition) -> list[str]:
-    """InnoDB's id of the partition and of the other table; Fatal when one of them is not found."""
+    """The server's id of the partition and of the other table; Fatal when one of them is not found."""
     found = _of_innodb(hold, statement)
     if len(found) != 2:
         raise Fatal(
-            "InnoDB's ids of a partition and a table are not found",
+            "the ids of a partition and a table are not found",
             where=f"table {'.'.join(statement.name)}, partition {statement.partition}, and table "
             f"{'.'.join(statement.other)}",
             why="without them a restart could not find out whether they were exchanged",
@@ -88,6 +89,8 @@ def table_ids(hold: Hold, statement: ExchangePartition) -> list[str]:
 
 def _of_innodb(hold: Hold, statement: ExchangePartition) -> list[str]:
     ask, names = hold.rows, (*statement.name, statement.partition, *statement.other)
+    if hold.dialect is Dialect.TIDB:
+        return _of_tidb(ask, statement)
     if hold.dialect is Dialect.MYSQL:
         return _of_mysql(ask, names)
     folds = ask("SELECT @@lower_case_table_names")[0][0]
@@ -119,6 +122,20 @@ def _of_mysql(ask: Ask, names: Sequence[str]) -> list[str]:
     return found
 
 
+def _of_tidb(ask: Ask, statement: ExchangePartition) -> list[str]:
+    """TiDB's ids, by which it stores the rows: they change places, too."""
+    found = ask(
+        "SELECT TIDB_PARTITION_ID FROM information_schema.PARTITIONS"
+        " WHERE TABLE_SCHEMA=%s AND TABLE_NAME=%s AND PARTITION_NAME=%s",
+        *(*statement.name, statement.partition),
+    )
+    found += ask(
+        "SELECT TIDB_TABLE_ID FROM information_schema.TABLES WHERE TABLE_SCHEMA=%s AND TABLE_NAME=%s",
+        *statement.other,
+    )
+    return [str(number) for (number,) in found]
+
+
 def in_file_name(name: str) -> str:
     """A pattern for a name as InnoDB writes it; letters outside of ASCII have codes that we do not know."""
     known = (one if one.isalnum() or one == "_" else f"@{ord(one):04x}" for one in name if one.isascii())
@@ -138,7 +155,7 @@ def has_run(hold: Hold, statement: ExchangePartition, stored: Sequence[str], ts:
             "it is not known whether a partition was exchanged",
             where=f"table {'.'.join(statement.name)}, partition {statement.partition}, and table "
             f"{'.'.join(statement.other)}",
-            why=f"EXCHANGE PARTITION was begun with InnoDB's table ids {' and '.join(stored)}, and now they "
+            why=f"EXCHANGE PARTITION was begun with the table ids {' and '.join(stored)}, and now they "
             f"are {' and '.join(now)}: another program has rebuilt, truncated or exchanged one of them",
             fix="look where the rows are, exchange the partition at the target if they have not moved, and "
             f"start again with --skip-ddl {ts}",

@@ -23,13 +23,15 @@ from typing import Final, TypeAlias
 
 from tidegate.consumer.applying.target import Parted
 from tidegate.consumer.mysql.batch import Batch, Reached
+from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.digest import Digest
 from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import Connection
 from tidegate.errors import Fatal
 
 TRANSACTION_BYTES: Final = 1 << 30
-"""Bytes of staged rows in one transaction of a lane; the server's undo log needs several times that."""
+"""Bytes of staged rows in one transaction of a lane; the server's undo log needs several times that. Not at
+TiDB: see `check_size`."""
 
 
 Make: TypeAlias = Callable[[], Statements]
@@ -141,23 +143,30 @@ def _waited_for(coming: Sequence[Future[Statements]]) -> Iterator[None]:
         wait(coming)
 
 
-def check_size(tables: Sequence[Parted], most: int | None, lanes: int, target: str) -> bool:
+def check_size(tables: Sequence[Parted], most: int | None, lanes: int, target: str, dialect: Dialect) -> bool:
     """Whether lanes write each part in a transaction of its own. Fatal when there is only one lane.
 
-    `most`: the bytes of a transaction; None: `TRANSACTION_BYTES` with several lanes, no limit with one.
+    `most`: the bytes of a transaction; None: `TRANSACTION_BYTES` with several lanes, no limit with one. TiDB
+    holds a transaction in its memory, so there each part is one, whatever `most` is.
     """
     size = sum(table.size for table in tables)
     limit = most if most is not None else TRANSACTION_BYTES if lanes > 1 else None
+    if dialect is Dialect.TIDB:
+        limit = 0
     if limit is None or size <= limit:
         return False
     if lanes == 1:
         names = ", ".join(".".join(table.name) for table in tables[:3])
+        whole = "with one lane it is never split, so that readers see only consistent snapshots"
         raise Fatal(
-            "a transaction is larger than --transaction-max-bytes",
+            "a transaction is larger than --transaction-max-bytes"
+            if limit
+            else "a transaction is larger than TiDB should hold in its memory",
             where=f"{target}, table {names}",
-            why=f"its rows have {size:,} bytes and the limit is {limit:,}; with one lane it is never split, "
-            "so that readers see only consistent snapshots",
-            fix="raise --transaction-max-bytes, or start a new target with more --lanes: then it is split, "
-            "and readers see some of it before the rest",
+            why=f"its rows have {size:,} bytes"
+            + (f" and the limit is {limit:,}; {whole}" if limit else f", and {whole}"),
+            fix=("raise --transaction-max-bytes, or " if limit else "")
+            + "start a new target with more --lanes: then it is split, and readers see some of it before the "
+            "rest",
         )
     return True

@@ -8,6 +8,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.literals import MySqlValues, matching, quoted
 from tidegate.consumer.mysql.tables import qualified
@@ -15,12 +16,18 @@ from tidegate.consumer.table.convert import STRINGS, Losses, TargetColumn, to_ta
 from tidegate.consumer.table.partitioning import Mask, Members
 
 READ_ROWS: Final = 50_000
+DELETED_ROWS: Final = 20_000
+"""Rows that a transaction at TiDB deletes."""
 
 
 def prune(hold: Hold, table: tuple[str, str], members: Members) -> None:
-    """Delete a table's rows that belong to `members`."""
+    """Delete a table's rows that belong to `members`; may run again after it was interrupted."""
+    delete = f"DELETE FROM {qualified(*table)} WHERE ".encode()
+    # TiDB holds a transaction in its memory. These rows need no common one, as the whole may run twice.
+    limit = f" LIMIT {DELETED_ROWS}".encode() if hold.dialect is Dialect.TIDB else b""
     for condition in conditions(hold, table, members):
-        hold.run_ddl(f"DELETE FROM {qualified(*table)} WHERE ".encode() + condition)
+        while hold.run_ddl(delete + condition + limit) == DELETED_ROWS and limit:
+            pass
 
 
 def conditions(hold: Hold, table: tuple[str, str], members: Members) -> list[bytes]:

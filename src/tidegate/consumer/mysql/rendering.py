@@ -10,6 +10,7 @@ from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.digest import Digest
 from tidegate.consumer.mysql.literals import bag_deletes, check_lengths, deletes, inserts
 from tidegate.consumer.mysql.tables import qualified
+from tidegate.consumer.table.definition import Definition
 
 
 @dataclass(slots=True)
@@ -37,6 +38,15 @@ class Statements:
         self.digest.join(other.digest)
         self.deletes += other.deletes
         self.inserts += other.inserts
+
+
+def has_native_json(table: Definition, dialect: Dialect) -> bool:
+    """Whether JSON columns of a table may have the server's own type, which MariaDB does not have.
+
+    From a TableInfo the consumer makes a LONGTEXT. A table of the topic's SQL, or of somebody else, may have
+    the server's own.
+    """
+    return dialect is not Dialect.MARIADB and (table.info is None or bool(table.uniques))
 
 
 def whole(changes: TableChanges, packet: int, digest: Digest, dialect: Dialect) -> Statements:
@@ -70,9 +80,7 @@ def add_deletes(made: Statements, changes: TableChanges, packet: int, dialect: D
                 made.deletes += [(text, None) for text in deletes(taken, rows, name, made.digest)]
     else:
         own = [column for column in table.columns if column.name not in table.generated]
-        # From a TableInfo the consumer makes a LONGTEXT. A table of the topic's SQL or of somebody else may
-        # have MySQL's own JSON.
-        native = dialect is Dialect.MYSQL and (table.info is None or bool(table.uniques))
+        native = has_native_json(table, dialect)
         made.deletes += bag_deletes(own, effect.deletes, name, made.digest, native_json=native)
     check_lengths((text for text, _ in made.deletes), table.name, packet)
 

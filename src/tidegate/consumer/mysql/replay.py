@@ -131,7 +131,7 @@ class Tables:
 
     def partition_name(self, name: Name, partition: str, change: str = "exchanged") -> str:
         """See `exchange.partition_name`."""
-        return exchange.partition_name(self._hold.rows, name, partition, change)
+        return exchange.partition_name(self._hold.rows, self.dialect, name, partition, change)
 
     def _check(self, name: Name) -> None:
         if not self.adopting:

@@ -105,7 +105,8 @@ class RowWriter:
     def _writing_parts(
         self, lanes: Mapping[int, Statements], parted: Sequence[Parted], position: str
     ) -> Callable[[int], None]:
-        split = check_size(parted, self._transaction_bytes, self._lanes.count, str(self._hold.server))
+        target, dialect = str(self._hold.server), self._hold.dialect
+        split = check_size(parted, self._transaction_bytes, self._lanes.count, target, dialect)
         # Before the batch begins: rows may be wrong, and a table that is not known yet needs a query in the
         # control connection, which must not fail while lanes write.
         work = [self._change_readers.submit(table.prepare) for table in parted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from tidegate.consumer.mysql.session import SCHEMA
 from tidegate.errors import InvalidInput
 
 WHICH_SERVER: Final = "SELECT @@server_id, @@hostname, @@port"
+_SEES_SESSIONS: Final = re.compile(r"GRANT (?:ALL PRIVILEGES|(?:.*[ ,])?PROCESS\b.*) ON \*\.\* TO ")
 _VARIABLES: Final = (
     "explicit_defaults_for_timestamp",
     "binlog_format",
@@ -32,18 +34,14 @@ def check_one_server(control: Sequence[Any], lane: Sequence[Any], target: str) -
 
 def check_server(ask: Ask, dialect: Dialect, target: str) -> None:
     """InvalidInput when a server cannot be written exactly once, or would change values that are written."""
+    if dialect is Dialect.TIDB:
+        # Its variables of these names have no effect.
+        _check_tidb(ask, target)
+        return
     # By SHOW, which leaves out a variable that the server does not have; newer servers drop some of them.
     found: dict[str, str] = dict(
         ask(f"SHOW VARIABLES WHERE Variable_name IN ({', '.join(map(repr, _VARIABLES))})")
     )
-    if dialect is Dialect.TIDB:
-        raise InvalidInput(
-            "TiDB cannot be a target yet",
-            where=target,
-            why="GET_LOCK there is a transaction that ends after an hour, and a DDL is a job that continues "
-            "without its connection, so that an earlier consumer could still write",
-            fix="use MySQL or MariaDB, or a Delta target",
-        )
     version = str(ask(DIALECT)[0][0])
     if is_too_old(dialect, version):
         oldest = ".".join(map(str, OLDEST_MYSQL))
@@ -73,6 +71,31 @@ def check_server(ask: Ask, dialect: Dialect, target: str) -> None:
             where=target,
             why="@@sql_generate_invisible_primary_key is ON",
             fix="set it to OFF with SET GLOBAL and in the server's configuration",
+        )
+
+
+def _check_tidb(ask: Ask, target: str) -> None:
+    """InvalidInput when an earlier consumer's sessions could not be found."""
+    named = ask(
+        "SELECT 1 FROM information_schema.columns WHERE table_schema='information_schema'"
+        " AND table_name='CLUSTER_PROCESSLIST' AND column_name='SESSION_ALIAS'"
+    )
+    if not named:
+        raise InvalidInput(
+            "the target is too old",
+            where=target,
+            why=f"it is {ask(DIALECT)[0][0]}, in which a session has no name, so that those of an earlier "
+            "consumer could not be found",
+            fix="use TiDB 7.4 or later",
+        )
+    grants = [str(grant) for (grant,) in ask("SHOW GRANTS")]
+    if not any(map(_SEES_SESSIONS.match, grants)):
+        raise InvalidInput(
+            "the target database does not show this user all sessions",
+            where=target,
+            why="TiDB leaves out those of other users without saying so, and an earlier consumer may be "
+            "another user; SHOW GRANTS has no PROCESS ON *.*",
+            fix="GRANT PROCESS, CONNECTION_ADMIN ON *.* to the user",
         )
 
 

@@ -1,4 +1,4 @@
-"""Connections to a MySQL or MariaDB target: its address, the settings of a session, the meaning of its
+"""Connections to a MySQL, MariaDB or TiDB target: its address, the settings of a session, the meaning of its
 errors.
 
 A session is strict, so that a value that does not fit is an error and not another value; a warning of a
@@ -180,8 +180,15 @@ LOST: Final = frozenset(
     }
 )
 """The connection is lost, or refused because there are too many. 1927: it was killed."""
-BUSY: Final = frozenset({ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT, ER.QUERY_INTERRUPTED, ER.LOCK_TABLE_FULL})
-"""The transaction did not take effect and can be retried. 1317: the statement was ended (KILL QUERY)."""
+BUSY: Final = frozenset(
+    {
+        *(ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT, ER.QUERY_INTERRUPTED, ER.LOCK_TABLE_FULL),
+        *(8002, 8005, 8022, 8027, 8028, 8214, 9001, 9002, 9003, 9004, 9005, 9007),
+    }
+)
+"""The transaction did not take effect and can be retried. 1317: the statement was ended (KILL QUERY). From
+8000 on, TiDB: write conflicts, a schema that has changed meanwhile, a DDL job that was cancelled (8214), PD
+and TiKV that do not answer."""
 
 WHOLE_SERVER: Final = frozenset(
     {

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from tidegate.consumer.applying.target import Name, TableFailed
 from tidegate.consumer.engine.position import Position, SetAside
-from tidegate.consumer.mysql.ddl import begun_in, without_begun
+from tidegate.consumer.mysql.ddl_note import begun_in, without_begun
 from tidegate.consumer.mysql.progress import Progress, TargetRecord
 from tidegate.errors import InvalidInput
 

@@ -60,7 +60,8 @@ def create_table(made: Definition, dialect: Dialect = Dialect.MARIADB) -> str:
     described = _described(made)
     parts = [f"{quoted(column.name)} {column_text(column, dialect)}" for column in described.columns]
     names = _names(made)
-    parts += [_index_text(index, names) for index in _indexes(made, described).values()]
+    end = _primary_key_end(made, dialect)
+    parts += [_index_text(index, names, end) for index in _indexes(made, described).values()]
     head = f"CREATE TABLE {qualified(made.schema, made.table)} (\n  "
     return head + ",\n  ".join(parts) + "\n) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4"
 
@@ -98,7 +99,8 @@ def alterations(
     """The changes for ALTER TABLE that turn `held` into `made`, a text for each statement; often none.
 
     `sources`: where each column's values come from; None: the columns are as before. An added column needs
-    two statements if its old rows hold another value than new rows get. `filled`: see `recasts`.
+    two statements if its old rows hold another value than new rows get. At TiDB each change is a statement.
+    `filled`: see `recasts`.
     """
     before, after = _described(held), _described(made)
     was = {column.name: column for column in before.columns}
@@ -137,18 +139,26 @@ def alterations(
         if moved or source != column.name or column_text(was[source], dialect) != text:
             name = f"CHANGE COLUMN {quoted(source)} {quoted(column.name)}"
             parts.append(f"{name} {text}{place if moved else ''}")
-    names = _names(made)
-    parts += [f"ADD {_index_text(new[name], names)}" for name in new if name in changed or name not in old]
+    names, end = _names(made), _primary_key_end(made, dialect)
+    parts += [
+        f"ADD {_index_text(new[name], names, end)}" for name in new if name in changed or name not in old
+    ]
+    if dialect is Dialect.TIDB:
+        # It refuses several changes of one column, or of a column and its index, in one statement.
+        return [*parts, *later]
     return [", ".join(one) for one in (parts, later) if one]
 
 
 def column_text(column: Column, dialect: Dialect = Dialect.MARIADB, *, fill: bool = False) -> str:
     """Type and attributes of a column. `fill`: the default is the value for rows older than the column."""
-    parts = [type_text(column, dialect)]
-    parts.append("NULL" if column.nullable else "NOT NULL")
     default = _fill_text(column) if fill else _default_text(column)
+    if dialect is Dialect.TIDB and column.mysql_type == _JSON and default == "'null'":
+        # The default that TiDB takes for no TEXT, and that a JSON has without one. The statement that gives
+        # the column its own type follows, because the texts differ.
+        return "JSON NOT NULL"
+    parts = [type_text(column, dialect), "NULL" if column.nullable else "NOT NULL"]
     if default and column.mysql_type in (*_TEXTS, _JSON, _VECTOR):
-        default = default_of_text(dialect, default)
+        default = default_of_text(dialect, default, column.name)
     parts += [f"DEFAULT {default}"] if default else []
     return " ".join(parts)
 
@@ -263,11 +273,20 @@ def _ids(made: Definition, index: Index) -> list[int]:
     return [ids[offset] for offset in index.columns]
 
 
-def _index_text(index: Index, names: Mapping[int, str]) -> str:
+def _primary_key_end(made: Definition, dialect: Dialect) -> str:
+    """At TiDB, whether the key orders the rows, as upstream: such a key is neither dropped nor changed."""
+    if dialect is not Dialect.TIDB:
+        return ""
+    assert made.info is not None
+    clustered = made.info.get("pk_is_handle") or made.info.get("is_common_handle")
+    return " CLUSTERED" if clustered else " NONCLUSTERED"
+
+
+def _index_text(index: Index, names: Mapping[int, str], end: str) -> str:
     parts = zip(index.columns, index.lengths, strict=True)
     columns = ", ".join(quoted(names[at]) + (f"({size})" if size > 0 else "") for at, size in parts)
     if index.primary:
-        return f"PRIMARY KEY ({columns})"
+        return f"PRIMARY KEY ({columns}){end}"
     return f"{'UNIQUE ' if index.unique else ''}INDEX {quoted(index.name)} ({columns})"
 
 

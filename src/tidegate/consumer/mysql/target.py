@@ -1,4 +1,4 @@
-"""A MySQL or MariaDB database as a target: rows are written by lanes, and the position moves with them.
+"""A MySQL, MariaDB or TiDB database as a target: rows are written by lanes, and the position moves with them.
 
     write    begin (durable: which rows, by their digests) -> each lane one transaction -> the position
     DDL      intend -> its statements, each once -> the position
@@ -28,7 +28,8 @@ from tidegate.consumer.engine.position import Position, SetAside
 from tidegate.consumer.mysql import set_aside
 from tidegate.consumer.mysql.attempts import Attempts
 from tidegate.consumer.mysql.by_hand import MySqlByHand
-from tidegate.consumer.mysql.ddl import DdlRun, begun_in
+from tidegate.consumer.mysql.ddl import DdlRun
+from tidegate.consumer.mysql.ddl_note import begun_in
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.lanes import LANES, Lanes
 from tidegate.consumer.mysql.literals import MySqlValues

@@ -1,0 +1,290 @@
+"""The fence at a real TiDB, which has to be given (`TIDEGATE_TEST_MYSQL`): sessions, jobs, transactions."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pymysql
+import pytest
+
+from tests.consumer.mysql.reading import forget
+from tidegate.consumer.mysql import tidb_sessions
+from tidegate.consumer.mysql.hold import Hold
+from tidegate.consumer.mysql.progress import Progress
+from tidegate.consumer.mysql.session import Connection, MySqlServer
+from tidegate.consumer.mysql.takeover import name_of
+from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
+
+pytestmark = pytest.mark.usefixtures("only_tidb")
+NUMBERS = itertools.count()
+NOTE = '{"done":[],"begun":{"name":"n","query":"ALTER TABLE t","at":0,"evidence":[]}}'
+OVER = '{"done":["n"],"begun":null}'
+
+
+@pytest.fixture
+def name(mariadb: MySqlServer) -> str:
+    """A consumer that no other test has, also the schema of its table."""
+    made = f"tidb{next(NUMBERS)}"
+    forget(mariadb, made, made)
+    return made
+
+
+@pytest.fixture
+def rows(mariadb: MySqlServer, name: str) -> Iterator[Connection]:
+    """A bystander's connection; the table NAME.t is there."""
+    connection = mariadb.connect()
+    ask(connection, f"CREATE DATABASE {name}")
+    ask(connection, f"CREATE TABLE {name}.t (id INT PRIMARY KEY, v INT)")
+    ask(connection, f"INSERT INTO {name}.t VALUES (1, 1)")
+    yield connection
+    connection.close()
+
+
+def ask(connection: Connection, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values or None)
+        return list(cursor.fetchall())
+
+
+def taken(server: MySqlServer, name: str) -> Progress:
+    progress = Progress(Hold(server, name))
+    progress.take_over()
+    return progress
+
+
+def jobs(connection: Connection, name: str) -> list[str]:
+    """The states of the jobs that alter the table, the newest first."""
+    found = ask(
+        connection,
+        "SELECT state FROM information_schema.ddl_jobs WHERE query LIKE %s ORDER BY job_id DESC",
+        f"%ALTER TABLE {name}.t%",
+    )
+    return [state for (state,) in found]
+
+
+def wait_for_job(connection: Connection, name: str) -> None:
+    until = time.monotonic() + 20
+    while not jobs(connection, name):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+class Call(threading.Thread):
+    """A call in a thread of its own, and what became of it."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(daemon=True)
+        self._run_it, self.error, self.result = run, None, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._run_it()
+        except (TidegateError, pymysql.err.MySQLError) as error:
+            self.error = error
+
+
+@contextmanager
+def reading(server: MySqlServer, name: str) -> Iterator[None]:
+    """A transaction of somebody else that has read the table: a DDL job of the table waits for its end."""
+    reader = server.connect()
+    reader.begin()
+    ask(reader, f"SELECT * FROM {name}.t")
+    try:
+        yield
+    finally:
+        reader.rollback()
+        reader.close()
+
+
+def columns(connection: Connection, name: str) -> list[str]:
+    found = ask(
+        connection,
+        "SELECT column_name FROM information_schema.columns WHERE table_schema=%s ORDER BY ordinal_position",
+        name,
+    )
+    return [column for (column,) in found]
+
+
+# --- DDL
+
+
+def test_a_ddl_that_runs_has_ended_before_the_taker_reads(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    """KILL cancels its job, which ends only when the transactions do that it waits for."""
+    old = taken(mariadb, name)
+    old.record_ddl(NOTE)
+    with reading(mariadb, name):
+        ddl = Call(lambda: old.hold.run_ddl(f"ALTER TABLE {name}.t ADD COLUMN w INT"))
+        wait_for_job(rows, name)
+        taker = Call(lambda: taken(mariadb, name))
+        taker.join(4)
+        assert taker.is_alive(), "it has not waited"
+        assert jobs(rows, name)[0] not in tidb_sessions.FINISHED
+    taker.join(30)
+    ddl.join(30)
+    assert taker.error is None
+    assert taker.result is not None, "the taker still waits"
+    state = jobs(rows, name)[0]
+    assert state in tidb_sessions.FINISHED
+    assert columns(rows, name) == (["id", "v", "w"] if state == "synced" else ["id", "v"])
+    with pytest.raises(Fenced):
+        old.take_again()
+
+
+def test_a_job_without_its_session_is_waited_for(mariadb: MySqlServer, rows: Connection, name: str) -> None:
+    """As if the TiDB server that had the session had died: the job is in the queue, and another runs it."""
+    old = taken(mariadb, name)
+    old.record_ddl(NOTE)
+    statement = old.hold.guard.marked(f"ALTER TABLE {name}.t ADD COLUMN w INT")
+    stranger = mariadb.connect()
+    with reading(mariadb, name):
+        ddl = Call(lambda: ask(stranger, str(statement)))
+        wait_for_job(rows, name)
+        taker = Call(lambda: taken(mariadb, name))
+        taker.join(4)
+        assert taker.is_alive(), "it has not waited for the job"
+        assert jobs(rows, name)[0] not in tidb_sessions.FINISHED
+    taker.join(30)
+    ddl.join(30)
+    assert (taker.error, ddl.error) == (None, None)
+    assert columns(rows, name) == ["id", "v", "w"]
+
+
+@pytest.mark.parametrize("note", [None, OVER], ids=["nothing", "one that is over"])
+def test_without_a_noted_statement_a_takeover_waits_for_no_job(
+    mariadb: MySqlServer, rows: Connection, name: str, note: str | None
+) -> None:
+    old = taken(mariadb, name)
+    if note is not None:
+        old.record_ddl(note)
+    statement = old.hold.guard.marked(f"ALTER TABLE {name}.t ADD COLUMN w INT")
+    stranger = mariadb.connect()
+    with reading(mariadb, name):
+        ddl = Call(lambda: ask(stranger, str(statement)))
+        wait_for_job(rows, name)
+        taken(mariadb, name)
+        assert ddl.is_alive()
+    ddl.join(30)
+
+
+def test_a_consumer_that_sleeps_after_its_note_sends_nothing_any_more(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    old = taken(mariadb, name)
+    old.record_ddl(NOTE)
+    taken(mariadb, name)
+    with pytest.raises(Retryable):
+        old.hold.run_ddl(f"ALTER TABLE {name}.t ADD COLUMN w INT")
+    with pytest.raises(Fenced):
+        old.take_again()
+    assert columns(rows, name) == ["id", "v"]
+
+
+def test_a_consumer_that_sleeps_before_its_note_is_fenced_by_it(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    old = taken(mariadb, name)
+    taken(mariadb, name)
+    old.hold._control = mariadb.connect()  # as if nobody could end its session
+    with pytest.raises(Fenced):
+        old.record_ddl(NOTE)
+    with pytest.raises(Fenced):
+        old.take_again()
+
+
+def test_a_server_that_does_not_answer_is_waited_for(
+    mariadb: MySqlServer, rows: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken(mariadb, name).record_ddl(NOTE)
+    asking = Hold.rows_with_warnings
+
+    def silent(hold: Hold, statement: str, *values: Any) -> tuple[list[tuple[Any, ...]], list[str]]:
+        found, warnings = asking(hold, statement, *values)
+        return found, [*warnings, "TiDB server timeout, address is tidb-1:10080"]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Hold, "rows_with_warnings", silent)
+        patched.setattr(tidb_sessions, "TAKE_S", 1.0)
+        with pytest.raises(Retryable, match="address is tidb-1:10080"):
+            taken(mariadb, name)
+    taken(mariadb, name)
+
+
+def test_scratch_tables_of_earlier_tokens_are_dropped_and_later_ones_kept(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    old = taken(mariadb, name)
+    earlier = old.hold.scratch
+    later = earlier.replace(f"_{old.hold.token}", f"_{old.hold.token + 5}")
+    for table in (earlier, later):
+        ask(rows, f"CREATE TABLE tidegate.{table} (a INT)")
+    assert taken(mariadb, name).hold.scratch not in (earlier, later)
+    found = ask(rows, "SELECT table_name FROM information_schema.tables WHERE table_name LIKE 'scratch%'")
+    assert (later,) in found
+    assert (earlier,) not in found
+    ask(rows, f"DROP TABLE tidegate.{later}")
+
+
+# --- sessions
+
+
+def test_each_session_has_a_name_with_its_token(mariadb: MySqlServer, rows: Connection, name: str) -> None:
+    progress = taken(mariadb, name)
+    lane = progress.hold.lane_connection(3)
+    for connection, number in ((progress.hold.control, None), (lane, 3)):
+        ((found, mode),) = ask(connection, "SELECT @@tidb_session_alias, @@tidb_txn_mode")
+        assert found == name_of(progress.hold._digest, progress.hold.token, number)
+        assert mode == "pessimistic"
+
+
+def test_a_user_that_does_not_see_all_sessions_is_refused(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    """TiDB shows such a user its own sessions only, and does not say that there are others."""
+    ask(rows, f"DROP USER IF EXISTS {name}")
+    ask(rows, f"CREATE USER {name} IDENTIFIED BY ''")
+    for schema in ("tidegate", name):
+        ask(rows, f"GRANT ALL ON {schema}.* TO {name}")
+    server = MySqlServer(mariadb.host, mariadb.port, name, "")
+    with pytest.raises(InvalidInput, match="PROCESS"):
+        taken(server, name)
+    ask(rows, f"GRANT PROCESS, CONNECTION_ADMIN ON *.* TO {name}")
+    old = taken(mariadb, name)  # another user's
+    old.record_ddl(NOTE)
+    taken(server, name)
+    with pytest.raises(Retryable):
+        old.move("p")
+
+
+# --- rows
+
+
+@pytest.mark.parametrize("mode", ["pessimistic", "optimistic"])
+def test_a_lane_is_fenced_whatever_transactions_the_server_prefers(
+    mariadb: MySqlServer, rows: Connection, name: str, mode: str
+) -> None:
+    """An optimistic one would change its row as it was when the transaction began, and not wait."""
+    ((usual,),) = ask(rows, "SELECT @@GLOBAL.tidb_txn_mode")
+    ask(rows, f"SET GLOBAL tidb_txn_mode='{mode}'")
+    try:
+        old = taken(mariadb, name)
+        old.batch.begin("p1", {0: "a"})
+        connection = old.hold.lane_connection(0)
+        connection.begin()
+        ask(connection, f"SELECT * FROM {name}.t")  # a snapshot, if it took one
+        new = taken(mariadb, name)
+        fresh = old.hold.server.connect()  # nobody can end it
+        old.hold.guard.join(0, fresh)
+        fresh.begin()
+        with pytest.raises(Fenced):
+            old.batch.lane(0, fresh)
+    finally:
+        ask(rows, f"SET GLOBAL tidb_txn_mode='{usual}'")
+    assert new.batch.begin("p1", {0: "a"}) == [0]
