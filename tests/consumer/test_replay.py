@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from tests.consumer.one_table import KEY_FLAGS, OneTable
 from tidegate.consumer.lakehouse.lake_target import LakeValues
 from tidegate.consumer.mysql.by_hand import MySqlByHand
+from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.literals import MySqlValues
 from tidegate.consumer.replay import Tables, replay
 from tidegate.consumer.table import definition
@@ -16,6 +20,7 @@ from tidegate.workload.definitions import NOT_NULL, ColumnSpec
 UNSIGNED = 32
 """The bit of a column's flag."""
 KEYED = OneTable.of([ColumnSpec("id", 8, 20, flag=KEY_FLAGS | UNSIGNED), ColumnSpec("at", 7, 19)])
+JSON_BAG = OneTable.of([ColumnSpec("j", 245, -1)])
 BAG = OneTable.of([ColumnSpec("a", 3, 11, flag=NOT_NULL)])
 
 
@@ -55,11 +60,20 @@ def test_a_table_that_is_gone_and_a_target_that_is_not_named_are_said() -> None:
 
 def test_statements_for_rows_of_a_table_without_a_key_and_for_deletes() -> None:
     bag = replay(entry(2, n_a=2, o_a=1), None, tables(BAG, database=True))
-    statements = [text for change in bag.changes for text in MySqlByHand().statements(change)]
+    statements = [text for change in bag.changes for text in MySqlByHand(Dialect.MARIADB).statements(change)]
     assert statements == [
         b"DELETE FROM `shop`.`items` WHERE `a`<=>1 LIMIT 1",
         b"INSERT INTO `shop`.`items` (`a`) VALUES (2)",
     ]
     gone = replay(entry(3, n_id=None, n_at=None, o_id=4), None, tables(KEYED, database=True))
-    statements = [text for change in gone.changes for text in MySqlByHand().statements(change)]
+    statements = [text for change in gone.changes for text in MySqlByHand(Dialect.MARIADB).statements(change)]
     assert statements == [b"DELETE FROM `shop`.`items` WHERE `id` IN (4)"]
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_json_of_a_row_without_a_key_is_found_in_the_servers_own_form(dialect: Dialect) -> None:
+    """A table that SQL has made has MySQL's or TiDB's JSON, which is stored in another form than its text."""
+    held = replace(definition.from_info("shop", JSON_BAG.info, 1), info=None)
+    found = replay(entry(3, o_j='{"b": 1}'), None, Tables({("shop", "items"): held}, MySqlValues(), "UTC"))
+    ((statement,),) = [MySqlByHand(dialect).statements(change) for change in found.changes]
+    assert (b"AS JSON" in statement) is (dialect is not Dialect.MARIADB)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 from tidegate.consumer.applying.net_effect import Effect
 from tidegate.consumer.applying.target import TableChanges
+from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.digest import Digest
 from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, deletes, inserts
-from tidegate.consumer.mysql.rendering import Statements
+from tidegate.consumer.mysql.rendering import Statements, has_native_json
 from tidegate.consumer.mysql.session import SQL_MODE
 from tidegate.consumer.mysql.tables import qualified
 
@@ -18,10 +20,14 @@ SESSION: Final = (
 """The same settings as in the consumer's own session: the literals depend on them."""
 
 
+@dataclass(frozen=True, slots=True)
 class MySqlByHand:
     """Statements with the literals that the consumer itself writes."""
 
-    advice: Final = (
+    dialect: Dialect
+    """The kind of the server for which they are."""
+
+    advice: ClassVar[str] = (
         "`--sql FILE` writes the statements: look first whether each row has changed at the target since its "
         "commit ts, and run those that are still missing"
     )
@@ -52,6 +58,7 @@ class MySqlByHand:
                 made.deletes += [(text, None) for text in deletes(keys, gone, name, made.digest)]
             fresh = effect.upserts
         else:
-            made.deletes += bag_deletes(own, effect.deletes, name, made.digest)
+            native = has_native_json(table, self.dialect)
+            made.deletes += bag_deletes(own, effect.deletes, name, made.digest, native_json=native)
             fresh = effect.inserts
         return [text for text, _ in made.deletes] + list(inserts(own, fresh, name, made.digest))

@@ -288,8 +288,10 @@ class MySqlAddress:
         return {name: definition.from_json(text.encode()) for name, text in kept.items()}
 
     def by_hand(self) -> MySqlByHand:
-        """SQL, as the consumer itself would write it."""
-        return MySqlByHand()
+        """SQL, as the consumer itself would write it. Asks the server which kind it is."""
+        hold = Hold(self.server, self.consumer)
+        with hold.looking():
+            return MySqlByHand(hold.dialect)
 
     def __str__(self) -> str:
         return f"{self.server} as {self.consumer}"
