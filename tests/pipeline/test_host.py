@@ -52,6 +52,7 @@ UPTO = 470612974612512768
 MIDDLE = 470612974530461697
 """Half of the transactions lie below."""
 URI = "kafka://127.0.0.1:1/t?protocol=open-protocol"
+OTHER_URI = "kafka://127.0.0.1:2/t?protocol=open-protocol"
 WAIT_S = 60
 CORES = 2
 
@@ -120,9 +121,9 @@ class InThreads:
 class Feed:
     """One incarnation over the recorded log, and what the control process gets of it."""
 
-    def __init__(self, folder: Path, name: str, **settings: float) -> None:
+    def __init__(self, folder: Path, name: str, uri: str = URI, **settings: float) -> None:
         # Deeper than the 107 bytes that the path of a socket may have.
-        path = RecordedFeed(folder / name / ("deep" * 30), BANK, URI, UPTO).write()
+        path = RecordedFeed(folder / name / ("deep" * 30), BANK, uri, UPTO).write()
         self.bounds = path.parent / "bounds.json"
         spec = FeedSpec.load(path)
         own = replace(spec.config.tidegate, **settings)
@@ -181,8 +182,8 @@ class Hosted:
         self.working: list[Working] = []
         self.host = Host(self.folder, CORES, self._over, self.working.append, opened)
 
-    def feed(self, name: str, **settings: float) -> Feed:
-        self.feeds[name] = Feed(self.folder, name, **settings)
+    def feed(self, name: str, uri: str = URI, **settings: float) -> Feed:
+        self.feeds[name] = Feed(self.folder, name, uri, **settings)
         return self.feeds[name]
 
     def _over(self, one: Incarnation) -> None:
@@ -537,6 +538,40 @@ def test_a_spare_worker_takes_the_place_of_one_whose_sink_does_not_answer(
     for each in (one, two):
         each.wait(each.is_delivered)
     assert hosted.working[-1].workers == 2
+
+
+def test_spare_workers_are_not_all_given_to_the_address_that_is_silent(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its changefeeds have waited longer."""
+    monkeypatch.setattr(worker_module, "STUCK_S", 1.0)
+    silent, healthy = [hosted.feed(name, OTHER_URI) for name in "abcd"], hosted.feed("e")
+    over, stuck = threading.Event(), threading.Semaphore(0)
+    hang = {each.path for each in silent}
+
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
+        if path in hang and not over.is_set():
+            stuck.release()
+            hosted.spark.sleep(WAIT_S, until=over)
+        return all_of(ranges)
+
+    over.set()
+    hosted.start(work, workers=2, spares=2)
+    for each in (*silent, healthy):
+        each.bound(MIDDLE)
+        hosted.host.begin(each.one)
+        each.wait(lambda reported: bool(reported))
+    over.clear()
+    for each in silent[:2]:
+        each.bound(UPTO)
+        assert stuck.acquire(timeout=WAIT_S)
+    for each in (*silent[2:], healthy):
+        each.bound(UPTO)
+    healthy.wait(healthy.is_delivered)
+    assert not any(each.over.is_set() for each in silent)
+    over.set()
+    for each in silent:
+        each.wait(each.is_delivered)
 
 
 def test_a_spare_worker_that_does_not_come_never_ends_the_application(

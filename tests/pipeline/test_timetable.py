@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidegate.pipeline.host.timetable import Timetable, WorkKind, workers_for
 
 CORES = 2
+FREE = 6
 
 
 def back(table: Timetable[str], key: str, kind: WorkKind, *, well: bool) -> None:
@@ -79,15 +80,15 @@ def test_changefeeds_deliver_in_turns_with_a_bound_for_each() -> None:
     table = proven("one")
     for name in "abc":
         table.ask_begin(name, "one", 0)
-    assert table.room("a", 8) == CORES
-    assert table.room("a", 1) == 1
+    assert table.room("a", 8, FREE) == CORES
+    assert table.room("a", 1, FREE) == 1
     for name in "aba":
         table.give(name, WorkKind.DELIVER)
-    assert table.room("a", 8) == 0
-    assert table.room("b", 8) == 1
+    assert table.room("a", 8, FREE) == 0
+    assert table.room("b", 8, FREE) == 1
     assert table.in_turn({"a", "b", "c"}) == ["c", "b", "a"]
     back(table, "a", WorkKind.DELIVER, well=True)
-    assert table.room("a", 8) == 1
+    assert table.room("a", 8, FREE) == 1
 
 
 def test_after_a_failed_delivery_one_runs_at_a_time_until_one_succeeds() -> None:
@@ -97,12 +98,52 @@ def test_after_a_failed_delivery_one_runs_at_a_time_until_one_succeeds() -> None
     table.ask_begin("c", "two", 0)
     table.give("a", WorkKind.DELIVER)
     back(table, "a", WorkKind.DELIVER, well=False)
-    assert table.room("a", 8) == table.room("b", 8) == 1
+    assert table.room("a", 8, FREE) == table.room("b", 8, FREE) == 1
     table.give("b", WorkKind.DELIVER)
-    assert table.room("a", 8) == table.room("b", 8) == 0
-    assert table.room("c", 8) == CORES
+    assert table.room("a", 8, FREE) == table.room("b", 8, FREE) == 0
+    assert table.room("c", 8, FREE) == CORES
     back(table, "b", WorkKind.DELIVER, well=True)
-    assert table.room("a", 8) == CORES
+    assert table.room("a", 8, FREE) == CORES
+
+
+def stuck_at_one() -> Timetable[str]:
+    """Two of four changefeeds at an address have a stuck worker; a fifth one has another address."""
+    table = proven("one", "two")
+    for name in "abcd":
+        table.ask_begin(name, "one", 0)
+    table.ask_begin("e", "two", 0)
+    for name in "ab":
+        table.give(name, WorkKind.DELIVER)
+        table.doubt(name)
+    return table
+
+
+def rooms(table: Timetable[str], free: int = FREE) -> list[int]:
+    return [table.room(name, 8, free) for name in "abcde"]
+
+
+def test_an_address_with_a_stuck_worker_gets_one_more_at_a_time() -> None:
+    table = stuck_at_one()
+    assert rooms(table) == [0, 0, 1, 1, CORES]
+    table.give("c", WorkKind.DELIVER)
+    assert rooms(table) == [0, 0, 0, 0, CORES], "c may yet show that the address answers"
+    back(table, "a", WorkKind.DELIVER, well=False)
+    assert rooms(table) == [0, 0, 0, 0, CORES]
+    back(table, "c", WorkKind.DELIVER, well=True)
+    assert rooms(table) == [CORES, CORES - 1, CORES, CORES, CORES], "b alone is stuck"
+
+
+def test_an_address_with_a_stuck_worker_comes_last_and_not_among_the_last() -> None:
+    table = stuck_at_one()
+    table.give("e", WorkKind.DELIVER)
+    assert table.in_turn("cde") == ["e", "c", "d"]
+    assert rooms(table, free=CORES) == [0, 0, 0, 0, CORES - 1]
+    for name in "ab":
+        back(table, name, WorkKind.DELIVER, well=False)
+    assert rooms(table, free=CORES) == [1, 1, 1, 1, CORES - 1], "no worker is stuck there any more"
+    alone = stuck_at_one()
+    alone.answered("e", well=False)
+    assert rooms(alone, free=1) == [0, 0, 1, 1, 1], "no address answers, so none is preferred"
 
 
 def test_an_ended_feed_gets_no_more_work_and_its_open_work_is_known() -> None:

@@ -92,9 +92,9 @@ class Placement:
 
     def _ready(self) -> list[Key]:
         """The changefeeds that must be looked at and may have another worker, in the order of their turns."""
-        room = self._timetable.room
+        room, free = self._timetable.room, self._workforce.free
         may_be_due = [(one.key, one.at_once) for one in self._incarnations if one.may_be_due]
-        found = [key for key, most in may_be_due if room(key, most) and not self._waits_for_home(key)]
+        found = [key for key, most in may_be_due if room(key, most, free) and not self._waits_for_home(key)]
         return self._timetable.in_turn(found) if found else found
 
     def _waits_for_home(self, key: Key) -> bool:
@@ -142,9 +142,11 @@ class Placement:
         """Look at what is due of one changefeed, and give it out."""
         with self._changed:
             one = self._incarnations.get(key)
-            free = 0 if one is None or one.over else self._timetable.room(key, one.at_once)
-            free = min(free, self._workforce.free)
-            if one is None or not free:
+            if one is None or one.over:
+                return
+            free = self._workforce.free
+            free = min(free, self._timetable.room(key, one.at_once, free))
+            if not free:
                 return  # it is looked at again when a worker becomes free
             # Reset this before the look: a change during the look must set it again.
             one.may_be_due = False

@@ -96,7 +96,15 @@ class SignsOfLife:
     def _watch_one(self, worker: ConnectedWorker, work: Work, beats: int | None) -> None:
         silence = worker.look(work, beats, time.monotonic())
         with self._changed:
-            if worker.note(work, silence) and silence.is_hung and not worker.killed:
+            was_stuck = worker.is_stuck
+            if not worker.note(work, silence):
+                return
+            # docs/guarantees.md#trouble-of-one-changefeed-does-not-spread-to-others: before a spare worker
+            # comes, which must not go to the same address. Once for each piece, because a piece that ends
+            # there later shows that the address answers.
+            if worker.is_stuck and not was_stuck:
+                self._timetable.doubt(work.of.key)
+            if silence.is_hung and not worker.killed:
                 self._kill(worker, work, hung(worker.who, work.words, silence.silent_s))
 
     def _kill(self, worker: ConnectedWorker, work: Work, why: TidegateError) -> None:

@@ -13,10 +13,12 @@ bound, so that no kind takes all workers:
 With `2 * cores + 2` workers, 2 workers are always left for deliveries. On a cluster, each worker has one
 core: there, at most `cores - 2` changefeeds begin at once, and as many load.
 
-An address of a sink is *proven* if the last piece of work that ended there got its answers. At an address
-that is not proven, only one changefeed begins and one delivers at a time, and changefeeds at proven addresses
-begin first. So a sink that is down occupies at most two workers, no matter how many changefeeds wait for it,
-and in addition the workers that were using it when it went down. Spare workers replace those.
+An address of a sink is *proven* if the last piece of work that ended there got its answers, and no worker has
+been stuck there since. At an address that is not proven, only one changefeed begins and one delivers at a
+time, and changefeeds at proven addresses begin first. So a sink that is down occupies at most two workers, no
+matter how many changefeeds wait for it, and in addition the workers that are stuck there: those that were
+using it when it went down, and one more each time the last one is stuck as well, because the trouble may be
+that of one changefeed. Spare workers replace those that are stuck.
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ class Timetable(Generic[Key]):
         self._out: Counter[tuple[Key, WorkKind]] = Counter()
         self._addresses: dict[Key, str] = {}
         self._proven: set[str] = set()
+        self._stuck: set[Key] = set()
+        """The changefeeds with a stuck delivery."""
         self._served: dict[Key, int] = {}
         """The number of each changefeed's last delivery. Numbers rise, so the smallest waits longest."""
         self._number = 0
@@ -110,12 +114,20 @@ class Timetable(Generic[Key]):
         return min(self._loads, key=lambda key: self._out[key, WorkKind.LOAD], default=None)
 
     def in_turn(self, keys: Collection[Key]) -> list[Key]:
-        """Sort changefeeds by their turn: the one whose last delivery is oldest comes first."""
-        return sorted(keys, key=lambda key: self._served.get(key, 0))
+        """Sort changefeeds by their turn: the one whose last delivery is oldest comes first, those at
+        addresses that are not proven come last.
+        """
+        proven, served = self._proven, self._served
+        return sorted(keys, key=lambda key: (self._addresses[key] not in proven, served.get(key, 0)))
 
-    def room(self, key: Key, at_once: int) -> int:
-        """How many more workers may deliver for a changefeed. `at_once`: how many its sink takes in all."""
+    def room(self, key: Key, at_once: int, free: int) -> int:
+        """How many more workers may deliver for a changefeed. `at_once`: how many its sink takes in all.
+        `free`: how many workers are free.
+        """
         if self._addresses[key] in self._tried(WorkKind.DELIVER):
+            return 0
+        # The next one there may be stuck as well, so a few workers are left for addresses that answer.
+        if free <= self._cores and self._proven and self._is_stuck(self._addresses[key]):
             return 0
         # The first delivery proves the address; only then more workers go there.
         most = min(at_once, self._cores) if self._addresses[key] in self._proven else 1
@@ -133,12 +145,22 @@ class Timetable(Generic[Key]):
                 self._served[key] = self._next()
         self._out[key, kind] += 1
 
+    def doubt(self, key: Key) -> None:
+        """A worker is stuck with a delivery of this changefeed: its address is not proven any more.
+
+        Otherwise, the other changefeeds at the address would take a worker each, and the spare workers too,
+        until the first of them is given up.
+        """
+        self._proven.discard(self._addresses[key])
+        self._stuck.add(key)
+
     def answered(self, key: Key, *, well: bool) -> None:
         """A piece has ended. `well`: its sink has answered until the end.
 
         Call it as soon as the result is known, because the latest result at an address counts.
         """
         (self._proven.add if well else self._proven.discard)(self._addresses[key])
+        self._stuck.discard(key)
 
     def back(self, key: Key, kind: WorkKind) -> None:
         """The worker of a piece has finished it, or is dead."""
@@ -146,6 +168,7 @@ class Timetable(Generic[Key]):
         # `has_out` and `_tried` look at the keys alone, so a count of 0 must not stay.
         if not self._out[key, kind]:
             del self._out[key, kind]
+            self._stuck.discard(key)
 
     def over(self, key: Key) -> None:
         """Give out no more pieces of a changefeed. Pieces that are out still come `back`."""
@@ -165,8 +188,15 @@ class Timetable(Generic[Key]):
         return any(key == one for one, _ in self._out)
 
     def _tried(self, kind: WorkKind) -> set[str]:
-        """The addresses that are not proven and already have a piece of this kind out."""
-        return {self._addresses[key] for key, one in self._out if one is kind} - self._proven
+        """The addresses that are not proven and already have a piece of this kind out. A stuck one does not
+        count: if the trouble is that of one changefeed, another one can show that the address answers.
+        """
+        trying = (key for key, one in self._out if one is kind and key not in self._stuck)
+        return {self._addresses[key] for key in trying} - self._proven
+
+    def _is_stuck(self, address: str) -> bool:
+        """Whether the address is not proven, and a worker is stuck there."""
+        return address not in self._proven and address in {self._addresses[key] for key in self._stuck}
 
     def _under_way(self, kind: WorkKind) -> int:
         return sum(count for (_, one), count in self._out.items() if one is kind)
