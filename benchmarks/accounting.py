@@ -52,6 +52,14 @@ def cpu_seconds(pid: int) -> float | None:
     return sum(int(fields[i]) for i in (11, 12, 13, 14)) / TICK
 
 
+def parent(pid: int) -> int:
+    """The process id of a process's parent. 0 if it does not exist any more."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def busy_seconds() -> float:
     """CPU seconds that this machine has spent on anything since it was started."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()

@@ -1,7 +1,7 @@
 """Many changefeeds on one capture: their cost, the start of a further one, and the effect of dead brokers.
 
     python -m benchmarks.feeds [--changefeeds 200] [--active 20] [--rows 500] [--seconds 20] [--dead 10]
-        [--closed 10] [--load-rows 200000] [--only PHASE ...] [--total 330]
+        [--closed 10] [--load-rows 200000] [--only PHASE ...] [--total 420]
         [--server-src OTHER/src] [--json FILE]
     python -m benchmarks.feeds --smoke
 
@@ -18,6 +18,8 @@ together. A figure is printed when it is found, and the file is written after ea
 | active | `--active` changefeeds get `--rows` rows per second each from now on | lag, commit to readable |
 | list | `GET changefeeds` and `tidegate changefeed list` (`benchmarks.listing`) | milliseconds |
 | busy | as `further`, while rows flow | as `further` |
+| crash | workers are killed while rows flow | how long the active ones pause (`benchmarks.feeds_kills`) |
+| death | the application is killed, twice | the same |
 | dead | see below | lag of the active ones, and how many times that of `active` it is |
 
 In `dead`, `--dead` changefeeds with a second broker and `--closed` with a third one get rows as well. While
@@ -48,11 +50,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from benchmarks import feeds_kills
 from benchmarks.broker import broker_with_pid
 from benchmarks.control_probe import between
-from benchmarks.feeds_capture import Feeds, Meter, RowWriters, fill, first_row_s, lags, reading
+from benchmarks.feeds_capture import (
+    FeedReader,
+    Feeds,
+    Meter,
+    RowWriters,
+    fill,
+    first_row_s,
+    lags,
+    reading,
+)
 from benchmarks.feeds_figures import Figures, Goal, Limit, Phase, chosen, run_phases
-from benchmarks.lag import Reader
 from benchmarks.listing import listed
 from benchmarks.many_tables import Upstream
 from benchmarks.rig import end_in_order
@@ -73,12 +84,14 @@ GOALS: Final = {
     ("busy", "first_row_s"): Goal(3, "s"),
     ("active", "p99_ms"): Goal(2000, "ms"),
     ("active", "memory_mb"): Goal(6144, "MB"),
+    ("crash", "costs_s"): Goal(2, "s"),
+    ("death", "again_s"): Goal(20, "s"),
     ("dead", "times"): Goal(2, "times"),
     ("dead", "memory_mb"): Goal(6144, "MB"),
 }
 """Those of 200 changefeeds, 20 of them with 500 rows per second each."""
 ALWAYS: Final = ("start", "open")
-TOTAL_S: Final = 330.0
+TOTAL_S: Final = 420.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +151,7 @@ class Run:
         self._server_src = server_src
         self._sizes, self._figures, self._stack, self._ticker = sizes, figures, stack, progress
         self._shown_at = float("-inf")
-        self._flow: tuple[Reader, RowWriters] | None = None
+        self._flow: tuple[FeedReader, RowWriters] | None = None
         self._bootstrap, self._others = "", dict[str, int]()
 
     @property
@@ -152,6 +165,8 @@ class Run:
             Phase("active", self.active, 20 + WARM_S + self._sizes.seconds),
             Phase("list", self.listing, 25),
             Phase("busy", self.busy, 25),
+            Phase("crash", self.crash, 90),
+            Phase("death", self.death, 90),
             Phase("dead", self.dead, 90 + self._sizes.seconds),
         ]
 
@@ -216,6 +231,14 @@ class Run:
         self._rows_flow()
         self._add_further(self._sizes.busy, limit)
 
+    def crash(self, limit: Limit) -> None:
+        """Kill workers while rows flow."""
+        feeds_kills.crash(self._product, self._steady_flow(limit), self._figures, limit)
+
+    def death(self, limit: Limit) -> None:
+        """Kill the application while rows flow."""
+        feeds_kills.death(self._product, self._steady_flow(limit), self._figures, limit)
+
     def dead(self, limit: Limit) -> None:
         """Measure the active changefeeds while the brokers of others are dead, and another one is loaded."""
         sizes, product, figures = self._sizes, self._product, self._figures
@@ -254,7 +277,7 @@ class Run:
 
     # --- parts of phases -----------------------------------------------------------------------------
 
-    def _rows_flow(self) -> tuple[Reader, RowWriters]:
+    def _rows_flow(self) -> tuple[FeedReader, RowWriters]:
         """Have the active changefeeds written to and read until the end of the run."""
         if self._flow is None:
             product, tables = self._product, range(min(self._sizes.active, self._sizes.changefeeds))
@@ -262,6 +285,16 @@ class Run:
             writers = RowWriters(product.pd, tables, self._sizes.rows, product.row())
             self._flow = reader, self._stack.enter_context(writers)
         return self._flow
+
+    def _steady_flow(self, limit: Limit) -> FeedReader:
+        """The reader of the active changefeeds, once all deliver and workers have opened their writers."""
+        is_new = self._flow is None
+        reader, _ = self._rows_flow()
+        if is_new:
+            reader.watch()
+            limit.wait(reader.first_rows)
+            limit.sleep(WARM_S)
+        return reader
 
     def _add_further(self, numbers: Sequence[int], limit: Limit) -> None:
         requests, rows = list[float](), list[float]()

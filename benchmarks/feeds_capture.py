@@ -8,16 +8,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import httpx
 import numpy as np
-from benchmarks.accounting import anonymous_mb, busy_seconds, cpu_seconds, role_of, spent
+from benchmarks.accounting import anonymous_mb, busy_seconds, cpu_seconds, parent, role_of, spent
 from benchmarks.feeds_figures import Limit
-from benchmarks.lag import Reader, percentiles
+from benchmarks.lag import Reader, committed, percentiles
 from benchmarks.many import name_of
 from benchmarks.many_tables import Many, Upstream
+from confluent_kafka import Message
 from tools.processes import descendants
 
 from tidegate.kvclient.pd import PdClient
@@ -42,6 +43,11 @@ FILL_ROWS: Final = 1_000
 LOOK_S: Final = 1.0
 """The pause between two lists of changefeeds while they open."""
 BENCHMARK: Final = "benchmark"
+WORKERS: Final = "workers"
+DRIVER: Final = "driver"
+"""Roles of processes (`accounting`)."""
+LOST: Final = "a worker of the pipeline has ended"
+"""The line in a changefeed's log then."""
 
 
 class Feeds(Many):
@@ -123,6 +129,27 @@ class Feeds(Many):
             role = role_of(command)
             found[role] = found.get(role, 0.0) + anonymous_mb(pid)
         return {role: round(mb) for role, mb in found.items()}
+
+    def workers(self) -> list[int]:
+        """The process ids of the application's workers."""
+        there = [pid for pid, role in self._roles() if role == WORKERS]
+        # PySpark's daemon has the same command line. It is the parent of the workers.
+        return [pid for pid in there if parent(pid) in there]
+
+    def application(self) -> int:
+        """The process id of the Spark application. Raises TimeoutError if there is none."""
+        found = [pid for pid, role in self._roles() if role == DRIVER]
+        if not found:
+            raise TimeoutError("the application does not run")
+        return found[0]
+
+    def lost_workers(self) -> int:
+        """How many times a changefeed has begun again because a worker had died with its work."""
+        logs = (self.folder / "data" / "feeds" / "default").glob("*/log")
+        return sum(one.read_text(errors="replace").count(LOST) for one in logs)
+
+    def _roles(self) -> list[tuple[int, str]]:
+        return [(pid, role_of(command)) for pid, command in descendants(self.children["server"].pid)]
 
     def usage(self) -> str:
         """Memory and load of the machine now, in words."""
@@ -252,11 +279,36 @@ class RowWriters:
                 transaction.commit()
 
 
+@dataclass
+class FeedReader(Reader):
+    """Also notes when each topic gets its first row that was committed after `watch`."""
+
+    _since_ms: float = float("inf")
+    _first: dict[str, float] = field(default_factory=dict)
+    """When the first such row of each topic was read (monotonic)."""
+
+    def watch(self) -> None:
+        """Note the first rows that are committed from now on."""
+        # The dict is replaced first: the other thread may still add rows of the call before.
+        self._since_ms, self._first = float("inf"), {}
+        self._since_ms = time.time() * 1000
+
+    def first_rows(self) -> list[float] | None:
+        """When each topic's first row since `watch` was read (monotonic). None until all have one."""
+        found = list(self._first.values())
+        return found if len(found) == len(self.topics) else None
+
+    def _take(self, message: Message, now: float, stamp: float) -> None:
+        super()._take(message, now, stamp)
+        if message.topic() not in self._first and any(ms > self._since_ms for ms in committed(message)):
+            self._first[message.topic()] = stamp
+
+
 @contextmanager
-def reading(bootstrap: str, numbers: Sequence[int]) -> Iterator[Reader]:
+def reading(bootstrap: str, numbers: Sequence[int]) -> Iterator[FeedReader]:
     """One reader of their topics for the whole run, because a new one would have to catch up first."""
     topics = [f"{PREFIX}{number}" for number in numbers]
-    reader = Reader(bootstrap, topics, 1, look_ms=READ_MS, fetch_ms=READ_MS, fetch_bytes=READ_BYTES)
+    reader = FeedReader(bootstrap, topics, 1, look_ms=READ_MS, fetch_ms=READ_MS, fetch_bytes=READ_BYTES)
     thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
     thread.start()
     try:

@@ -36,7 +36,7 @@ from benchmarks.many_tables import Many, Upstream
 from benchmarks.product import Product
 from benchmarks.rig import Rig, end_in_order, eventually
 from benchmarks.show import Progress, Ticker, machine, table
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from tidegate.codec import registry
 from tidegate.kvclient.pd import PdClient
@@ -86,7 +86,7 @@ class Reader:
             now, stamp = time.time() * 1000, time.monotonic()
             for message in messages:
                 if message.error() is None:
-                    self._take(message.key() or b"", message.value() or b"", now, stamp)
+                    self._take(message, now, stamp)
         consumer.close()
 
     def stop(self) -> None:
@@ -97,11 +97,17 @@ class Reader:
         """Wait until `rows` rows were read."""
         eventually(f"{rows} rows read", lambda: len(self.lags) >= rows, PATIENCE_S, pause_s=0.05)
 
-    def _take(self, key: bytes, value: bytes, now: float, stamp: float) -> None:
-        # open-protocol: the timestamps are in the key; canal-json: in the value.
-        for text in TS.findall(key) or TS.findall(value[-200:]):
-            self.lags.append(now - physical_ms(int(text)))
+    def _take(self, message: Message, now: float, stamp: float) -> None:
+        for committed_ms in committed(message):
+            self.lags.append(now - committed_ms)
             self.arrived.append(stamp)
+
+
+def committed(message: Message) -> list[int]:
+    """The times at which the rows of a message were committed, in ms of Unix time."""
+    # open-protocol: the timestamps are in the key; canal-json: in the value.
+    found = TS.findall(message.key() or b"") or TS.findall((message.value() or b"")[-200:])
+    return [physical_ms(int(text)) for text in found]
 
 
 def measure(

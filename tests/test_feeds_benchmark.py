@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks import feeds_capture
 from benchmarks.feeds import ALWAYS, Run, Sizes
-from benchmarks.feeds_capture import TABLES_A_TXN, WRITES_A_S, RowWriters
+from benchmarks.feeds_capture import TABLES_A_TXN, WRITES_A_S, FeedReader, RowWriters
 from benchmarks.feeds_figures import DONE, Figures, Goal, Late, Limit, Phase, chosen, run_phases
 from benchmarks.many_tables import Upstream
 from benchmarks.show import Ticker
 
+from tidegate.model.timestamp import compose
 from tidegate.tidb import keys
 
 
@@ -98,6 +100,43 @@ def test_one_phase_alone_runs_with_those_that_all_need() -> None:
     assert chosen(phases, [], ALWAYS) == phases
     with pytest.raises(ValueError, match="no such phase: deaf"):
         chosen(phases, ["deaf"], ALWAYS)
+
+
+class Row:
+    """A message with one row."""
+
+    def __init__(self, topic: str, committed_ms: float) -> None:
+        self._topic, self._key = topic, b'{"ts":%d,"scm":"s"}' % compose(int(committed_ms))
+
+    def topic(self) -> str:
+        return self._topic
+
+    def key(self) -> bytes:
+        return self._key
+
+    def value(self) -> bytes:
+        return b""
+
+
+def test_an_outage_ends_when_each_topic_has_a_row_committed_after_it() -> None:
+    reader = FeedReader("broker", ["a", "b"])
+
+    def take(topic: str, committed_ms: float, stamp: float) -> None:
+        message: Any = Row(topic, committed_ms)
+        reader._take(message, committed_ms + 5, stamp)
+
+    before, later = time.time() * 1000 - 10, time.time() * 1000 + 60_000
+    take("a", later, 1.0)
+    reader.watch()
+    for topic in "ab":
+        take(topic, before, 2.0)
+    assert reader.first_rows() is None, "their rows were committed before"
+    take("b", later, 3.0)
+    take("b", later, 4.0)
+    assert reader.first_rows() is None
+    take("a", later, 5.0)
+    assert sorted(reader.first_rows() or []) == [3.0, 5.0]
+    assert len(reader.lags) == 6
 
 
 class NoUpstream:
