@@ -440,8 +440,11 @@ def _messages(name: str, table: TableSchema, group: Any, given: dict[str, str]) 
     done = encode_block(group, zeros, options, BUILD_MS)
     room = done.data
 
+    # In an older tree it is the buffer itself.
+    taken: Any = (lambda size: room) if "taken" in inspect.signature(encode_block).parameters else room
+
     def encode() -> None:
-        encode_block(group, zeros, options, BUILD_MS, room)
+        encode_block(group, zeros, options, BUILD_MS, taken)
 
     yield f"encode {name}", "row", n, lambda: encode
     messages = encode_block(group, zeros, options, BUILD_MS)

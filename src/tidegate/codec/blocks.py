@@ -8,6 +8,7 @@ grown by half whenever it is too small; at most about 8 times the block's own va
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -32,6 +33,8 @@ from tidegate.tidb.local_time import localised
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
+Taken = Callable[[int], Bytes]
+"""Gives a buffer for that many bytes and `PAD` more."""
 
 _SCRATCH_SLACK: Final = 8192
 SCRATCH_BYTES: Final = 1 << 16
@@ -43,18 +46,18 @@ def encode_block(
     partition: npt.NDArray[np.int32],
     options: CodecOptions,
     build_ms: int = 0,
-    room: Bytes | None = None,
+    taken: Taken = buffer,
 ) -> MessageBlock:
     """The messages of a block's rows; row i goes to partition[i].
 
     Message i is row i, unless the protocol batches: then each message has rows of one partition, partition
     after partition, in the order of the block. `build_ms` is the wall clock, for protocols that send it.
-    `room`: a buffer that is reused if it is large enough; then the result's data is a view of it.
+    `taken`: gives memory for that many bytes of messages and `PAD` more, which the result refers to.
     Raises InvalidInput if a row does not fit a message. If the options compress messages, or send rows that
     do not fit in a reduced form, `codec.fitting` does so with the messages that the kernels wrote.
     """
     if not isinstance(options, LargeOptions):
-        return _Encoding(block, partition, options, build_ms, room).run()
+        return _Encoding(block, partition, options, build_ms, taken).run()
     large = codec_of(options).large
     assert large is not None, "a protocol with these options says how it sends such rows"
     return encode_fitting(
@@ -62,7 +65,7 @@ def encode_block(
         partition,
         options,
         large,
-        lambda rows, to, plain: _Encoding(rows, to, plain, build_ms, room).run(),
+        lambda rows, to, plain: _Encoding(rows, to, plain, build_ms, taken).run(),
     )
 
 
@@ -75,10 +78,10 @@ class _Encoding:
         partition: npt.NDArray[np.int32],
         options: CodecOptions,
         build_ms: int,
-        room: Bytes | None,
+        taken: Taken,
     ) -> None:
         assert len(partition) == len(block), "a partition per row"
-        self._block, self._options, self._build_ms, self._room = block, options, build_ms, room
+        self._block, self._options, self._build_ms, self._taken = block, options, build_ms, taken
         self._plan = plan_of(block.table, options, build_ms)
         for op, why in self._plan.refused.items():
             if (block.op == op).any():
@@ -186,8 +189,7 @@ class _Encoding:
         # Only a guess: if it is too small the kernel stops with NEED_ROOM, and continues in a larger buffer.
         guess = int(np.bincount(self._block.op, minlength=4)[:4] @ plan.typical) + variable + variable // 2
         size = keys + guess + plan.most_fixed + 16 * largest
-        room = self._room
-        data = room if room is not None and len(room) >= size + PAD else buffer(size)
+        data = self._taken(size)
         job[job_kernels.J_DATA // 8], job[job_kernels.J_OUT // 8] = address(data), keys
         job[job_kernels.J_ROOM // 8] = len(data) - PAD
         return data, scratch

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Final, Protocol
@@ -37,6 +38,7 @@ from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.exchange.work import Lease, OnDurable, Report
 from tidegate.pipeline.worker import stages
 from tidegate.pipeline.worker.access import Access
+from tidegate.pipeline.worker.buffers import BUFFERS
 from tidegate.pipeline.worker.damage import keep_damaged, keep_misencoded
 from tidegate.pipeline.worker.pieces import Cutter, slices, weight
 from tidegate.pipeline.worker.schemas import SchemaReader
@@ -104,9 +106,10 @@ class Worker:
         self._merges = sink.domain is not Domain.ROW
         self._pieces = sink.pieces and not self._merges
         """Whether a transaction may end inside a commit ts."""
-        self.plan = stages.stage_context(
+        plan = stages.stage_context(
             spec.config, spec.sink_uri.topic, partitions, sink.form, namespace=spec.namespace
         )
+        self.plan = replace(plan, taken=BUFFERS.take)
         self.schemas = SchemaReader(access) if spec.config.has_tables else None
         self._records = ProgressRecords(spec, self.keys_of)
         self._follows = _follows(spec.config) if spec.config.tidegate.has_stripes else None
@@ -288,9 +291,10 @@ class Worker:
         part: Part = Part.SPLIT,
         conflicts: SpanConflicts | None = None,
     ) -> stages.Encoded:
-        """Run all stages over entries. `schemas`: None in a feed of keys. Other arguments: as
-        `stages.run`.
+        """Run all stages over entries. The messages are gone when it is called again. `schemas`: None in a
+        feed of keys. Other arguments: as `stages.run`.
         """
+        BUFFERS.next_piece()
         if schemas is None:
             assert self.keys is not None
             encoded = stages.run_keys(block, self.keys, self.plan)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from tidegate.pipeline.exchange.work import NO_LEASE, Begin, Begun, Deliver, Load, OnDurable, Report
 from tidegate.pipeline.worker.access import Access, local
+from tidegate.pipeline.worker.buffers import BUFFERS
 from tidegate.pipeline.worker.compiling import compiling_counts
 from tidegate.pipeline.worker.deliver import Worker, open_worker
 
@@ -90,6 +91,7 @@ def rest() -> bool:
     A process that is too large is replaced, because it never gives back the memory of its largest piece.
     """
     forget_some()
+    BUFFERS.forget()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * PAGE_BYTES > PROCESS_BYTES_MAX
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from tidegate.claim_check import ClaimStorage
 from tidegate.codec.alignment import mark_block, resolved
 from tidegate.codec.base import CodecOptions
-from tidegate.codec.blocks import encode_block
+from tidegate.codec.blocks import Taken, encode_block
 from tidegate.codec.definitions import definition_block
 from tidegate.codec.entry import Schemas
 from tidegate.codec.keys import encode_keys
@@ -40,6 +40,7 @@ from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.split import Part, part_of
 from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.feed import FeedFilter
+from tidegate.kernel import buffer
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.cells import RowBlock, take
 from tidegate.model.key_range import KeyRange
@@ -86,6 +87,8 @@ class StageContext:
     """Registers the schemas of a table version in the schema registry, with the options for its topic, before
     its rows are encoded. It is the only call of a stage that leaves this process. None: the protocol has no
     registry. Raises Retryable while the registry does not answer."""
+    taken: Taken = buffer
+    """Gives the memory for messages."""
 
 
 def stage_context(
@@ -332,7 +335,7 @@ def _content(
             # Without marks the block is passed on as it is, without a copy.
             if places:
                 some, where = take(routed, np.arange(first, end)), partition[first:end]
-            encoded = encode_block(some, where, codec, build_ms)
+            encoded = encode_block(some, where, codec, build_ms, context.taken)
             if context.read_back is not None:
                 misencoded += context.read_back.compare(some, encoded, where)
             found.append(replace(encoded, topic=topic))

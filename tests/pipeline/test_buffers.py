@@ -1,0 +1,83 @@
+"""The memory of a worker's messages: used again by the next piece, never within one, and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tests.pipeline.recorded import RecordedFeed
+from tests.pipeline.test_stripes import BANK, UPTO, URI, Keeper
+
+from tidegate.kernel import PAD
+from tidegate.model.message import MessageBlock
+from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.worker.access import LocalAccess
+from tidegate.pipeline.worker.buffers import KEPT, KEPT_BYTES, WASTE, Buffers
+from tidegate.pipeline.worker.deliver import Worker
+from tidegate.sink.base import Content
+
+
+def test_a_buffer_is_taken_again_by_the_next_piece_and_not_before() -> None:
+    buffers = Buffers()
+    first, second = buffers.take(1000), buffers.take(1000)
+    assert not np.shares_memory(first, second)
+    assert len(first) >= 1000 + PAD
+    buffers.next_piece()
+    again = [buffers.take(900) for _ in range(3)]
+    assert [sum(np.shares_memory(one, old) for old in (first, second)) for one in again] == [1, 1, 0]
+    assert not np.shares_memory(again[0], again[1])
+
+
+def test_a_buffer_serves_only_messages_that_fit_and_fill_it_somewhat() -> None:
+    buffers = Buffers()
+    large = buffers.take(100_000)
+    buffers.next_piece()
+    assert not np.shares_memory(buffers.take(100_001), large)
+    assert not np.shares_memory(buffers.take(100_000 // WASTE - PAD), large)
+    assert np.shares_memory(buffers.take(100_000 // WASTE + 1), large)
+
+
+def test_buffers_that_are_kept_are_bounded_and_forgotten_at_rest() -> None:
+    buffers = Buffers()
+    taken = [buffers.take(1000 + number) for number in range(KEPT + 1)]
+    buffers.next_piece()
+    again = [buffers.take(1000) for _ in taken]
+    assert sum(any(np.shares_memory(one, old) for old in taken) for one in again) == KEPT
+    buffers = Buffers()
+    huge, small = buffers.take(KEPT_BYTES), buffers.take(10)
+    buffers.next_piece()
+    assert not np.shares_memory(buffers.take(KEPT_BYTES), huge)
+    assert np.shares_memory(buffers.take(10), small)
+    buffers.next_piece()
+    buffers.forget()
+    assert not np.shares_memory(buffers.take(10), small)
+
+
+class Noting(Keeper):
+    """Also notes where the messages are in memory."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.places = room, list[int]()
+
+    def write(self, contents: Sequence[Content]) -> None:
+        super().write(contents)
+        self.places += [one.data.ctypes.data for one in contents if isinstance(one, MessageBlock)]
+
+
+def test_small_pieces_share_memory_and_say_the_same_as_a_large_one(tmp_path: Path) -> None:
+    found = []
+    for room in (2 << 10, 1 << 30):
+        feed, keeper = RecordedFeed(tmp_path / str(room), BANK, URI, UPTO), Noting(room)
+        spec = FeedSpec.load(feed.write())
+        spans = Bounds.load(feed.feed_dir / "bounds.json").spans
+        worker = Worker(LocalAccess(spec), lambda _: 1, keeper)  # type: ignore[arg-type]
+        worker.deliver([Range(span, ts, feed.last_ts) for span, ts in spans.items()])
+        found.append(keeper)
+    small, large = found
+    assert len(small.places) > 50
+    assert len(set(small.places)) < len(small.places) / 5
+    assert len(small.messages) == len(large.messages) > 1000
+    assert sorted(small.messages) == sorted(large.messages)
