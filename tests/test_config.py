@@ -170,11 +170,11 @@ def test_filters_and_column_selectors_are_read_as_ticdc_writes_them(tmp_path: Pa
     [
         (
             {"force-replicate": True, "sink": {"delete-only-output-handle-key-columns": True}},
-            "does not go with delete-only-output-handle-key-columns = true",
+            "cannot be used with delete-only-output-handle-key-columns = true",
         ),
         (
             {"force-replicate": True, "sink": {"open": {"output-old-value": False}}},
-            "does not go with [sink.open] output-old-value = false",
+            "cannot be used with [sink.open] output-old-value = false",
         ),
         (
             {

@@ -68,11 +68,11 @@ def test_a_prefix_ends_where_its_keys_end(prefix: bytes, key: bytes) -> None:
         ({"kv_mode": "rawkv", "start_key": "62", "end_key": "61"}, "not a range"),
         ({"kv_mode": "rawkv", "start_key": "62", "key_prefix": "61"}, "not a range"),
         ({"kv_mode": "rawkv", "keyspace_id": 1 << 24}, "there is no keyspace 16777216"),
-        ({"keyspace": "tenant"}, "kv-mode = 'tidb' does not go with keyspace"),
-        ({"start_key": "61"}, "kv-mode = 'tidb' does not go with start-key"),
+        ({"keyspace": "tenant"}, "kv-mode = 'tidb' cannot be used with keyspace"),
+        ({"start_key": "61"}, "kv-mode = 'tidb' cannot be used with start-key"),
         (
             {"kv_mode": "rawkv", "initial_load": True},
-            r"(?s)'rawkv' does not go with initial-load.*raw keys have no snapshot.*--start-ts 1",
+            r"(?s)'rawkv' cannot be used with initial-load.*raw keys have no snapshot.*--start-ts 1",
         ),
     ],
 )
@@ -138,5 +138,5 @@ def test_keys_written_otherwise_are_refused(text: str, written: str, words: str)
 
 def test_settings_of_tables_do_not_go_with_keys() -> None:
     settings = {"tidegate": {"kv_mode": "rawkv"}, "filter": {"rules": ["a.*"]}}
-    with pytest.raises(InvalidInput, match=r"does not go with \[filter\] rules"):
+    with pytest.raises(InvalidInput, match=r"cannot be used with \[filter\] rules"):
         merge_config(settings, URI)

@@ -256,7 +256,7 @@ def test_protocols_whose_messages_tell_no_types_are_refused_in_words() -> None:
     assert "debezium-disable-schema = true" in unverified(codec_of(bare), bare)
     checking = {"integrity": {"verify_encoded": True}}
     with pytest.raises(
-        InvalidInput, match="verify-encoded = true does not go with protocol debezium"
+        InvalidInput, match="verify-encoded = true cannot be used with protocol debezium"
     ) as caught:
         canonical(merge_config(checking, parse_sink_uri("kafka://a:1/t?protocol=debezium")))
     assert "without enable-tidb-extension=true" in caught.value.why

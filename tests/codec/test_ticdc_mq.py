@@ -155,7 +155,7 @@ def test_every_type_has_a_name_of_its_own_that_leads_back_to_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"force_replicate": True}, "force-replicate = true does not go with protocol = ticdc-mq"),
+        ({"force_replicate": True}, "force-replicate = true cannot be used with protocol = ticdc-mq"),
         ({"sink": {"kafka_config": {"output_raw_change_event": True}}}, "output-raw-change-event"),
         ({"sink": {"only_output_updated_columns": True}}, "ticdc-mq has no such option"),
         ({"sink": {"delete_only_output_handle_key_columns": True}}, "ticdc-mq has no such option"),

@@ -44,7 +44,7 @@ def test_an_integrity_check_needs_what_its_checksums_are_of(lacking: str) -> Non
     uri = "&".join(["kafka://a/b?protocol=avro&schema-registry=http%3A%2F%2Fa", *CHECKED])
     checks = {"integrity": {"integrity_check_level": "correctness"}}
     text = refused(uri.replace("&" + lacking, ""), checks)
-    assert "does not go with protocol avro" in text
+    assert "cannot be used with protocol avro" in text
     assert f"{lacking} is missing" in text
     options = options_of(merge_config(checks, parse_sink_uri(uri)))
     assert codec_of(options).checksums(options)

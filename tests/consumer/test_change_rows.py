@@ -112,5 +112,5 @@ def test_a_ts_of_the_far_future_is_refused() -> None:
 
 def test_a_column_with_a_name_of_the_logs_is_refused() -> None:
     columns = (TargetColumn("id", 8, pa.int64()), TargetColumn("_tidegate_op", 15, pa.string()))
-    with pytest.raises(Fatal, match="a name of the change log's own"):
+    with pytest.raises(Fatal, match="name the change log uses for its own"):
         check_columns(Definition("shop", "t", 1, 1, columns, ("id",), None))

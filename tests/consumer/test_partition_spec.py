@@ -187,7 +187,7 @@ def test_another_spec_for_a_table_that_exists_is_refused(
     first.applier.commit(Position(100, "t", "open-protocol", "transaction", {0: PartitionPosition(1, 1, 1)}))
     first.target.close()
     again = beginning(tmp_path, *rules)
-    with pytest.raises(InvalidInput, match="partitioned otherwise than --partition-by says") as caught:
+    with pytest.raises(InvalidInput, match="not partitioned as --partition-by says") as caught:
         again.position()
     assert words in caught.value.why
     assert "shop.items:region" in caught.value.fix

@@ -136,9 +136,9 @@ def test_options_that_will_not_do_are_named(options: dict[str, str], words: str)
 
 
 def test_options_of_reads_and_of_streams_do_not_mix() -> None:
-    with pytest.raises(InvalidInput, match="'as_of' does not go with 'server'"):
+    with pytest.raises(InvalidInput, match="'as_of' cannot be used with 'server'"):
         TidegateTables(ONE | {"as_of": "5"}).schema()
-    with pytest.raises(InvalidInput, match="'tables' does not go with 'pd'"):
+    with pytest.raises(InvalidInput, match="'tables' cannot be used with 'pd'"):
         TidegateTables({"pd": "127.0.0.1:2379", "tables": "shop.orders"}).schema()
     generic_rows = TidegateTables(ONE | {"rows": "generic"})
     assert generic_rows.schema().names == GENERIC.names

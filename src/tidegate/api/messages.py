@@ -32,7 +32,7 @@ async def take(request: Request) -> Response:
         raise Retryable(
             "the capture takes no messages",
             where=capture.options.address,
-            why="it runs alone, or it starts or ends",
+            why="it runs alone, or is starting or ending",
             fix="nothing: messages are sent again",
         )
     # An address may be reused by a capture of another cluster, where changefeeds may have the same names.

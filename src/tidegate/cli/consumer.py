@@ -143,8 +143,8 @@ def run(
     schema_changes: Annotated[
         str,
         typer.Option(
-            help="The reaction to columns that change upstream: evolve, they change at the target, too; "
-            "ignore, the target's tables keep their columns; stop, the consumer ends before the DDL "
+            help="How to react when columns change upstream: evolve changes the target's columns, too; "
+            "ignore lets the target's tables keep their columns; stop ends the consumer before the DDL "
             "(docs/schema-changes.md)."
         ),
     ] = "evolve",
@@ -160,8 +160,8 @@ def run(
     mode: Annotated[
         str,
         typer.Option(
-            help="transaction: whole transactions over all partitions of all topics; row: each partition as "
-            "it comes, also of a topic without watermarks (docs/row-mode.md)."
+            help="transaction applies whole transactions over all partitions of all topics; row applies each "
+            "partition as it comes, even on a topic without watermarks (docs/row-mode.md)."
         ),
     ] = "transaction",
     until: Annotated[
@@ -195,28 +195,30 @@ def run(
     ] = True,
     retention_hours: Annotated[
         int,
-        typer.Option(min=0, help="Files: how long snapshots stay readable, thinned out as they grow older."),
+        typer.Option(
+            min=0, help="Files: hours for which snapshots stay readable, fewer of them as they grow older."
+        ),
     ] = 24,
     keep_all_hours: Annotated[
-        float, typer.Option(min=0.0, help="Files: the hours for which every snapshot stays.")
+        float, typer.Option(min=0.0, help="Files: hours for which every snapshot is kept.")
     ] = 1.0,
     keep_minutes_hours: Annotated[
         float,
-        typer.Option(min=0.0, help="Files: up to this age one snapshot a minute stays, then one an hour."),
+        typer.Option(min=0.0, help="Files: up to this age, one snapshot a minute is kept, then one an hour."),
     ] = 6.0,
     keep_changes_hours: Annotated[
         float | None,
         typer.Option(
             min=0.0,
-            help="Change log: the hours for which changes stay, by their commit ts; default: forever.",
+            help="Change log: hours for which changes are kept, by their commit ts; default: forever.",
             show_default=False,
         ),
     ] = None,
     write_mode: Annotated[
         str,
         typer.Option(
-            help="Delta, Iceberg: copy-on-write (Delta's default) rewrites each data file that a row changes "
-            "in, merge-on-read (Iceberg's) notes deleted rows if they are few.",
+            help="Delta, Iceberg: copy-on-write (Delta's default) rewrites each data file in which a row "
+            "changes; merge-on-read (Iceberg's default) records which rows are deleted, if they are few.",
             show_default=False,
         ),
     ] = "",
@@ -236,8 +238,8 @@ def run(
     group: Annotated[
         str,
         typer.Option(
-            help="A Kafka consumer group that gets the offsets up to which all is applied, for tools that "
-            "show lag. Nothing reads them back."
+            help="A Kafka consumer group that gets the offsets up to which everything is applied, for tools "
+            "that show lag. The consumer itself never reads them."
         ),
     ] = "",
     metrics: Annotated[

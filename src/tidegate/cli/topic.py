@@ -169,10 +169,10 @@ def text_of(topic: str, verdict: Verdict) -> str:
         for name, rows in sorted(verdict.tables.items(), key=lambda one: (-one[1], one[0]))[:TABLES_SHOWN]:
             lines.append(f"{name:{width}}  {rows:>12,}  {verdict.dispatchers.get(name, '')}")
         if len(verdict.tables) > TABLES_SHOWN:
-            lines.append(f"and {len(verdict.tables) - TABLES_SHOWN:,} tables more; see --json")
+            lines.append(f"and {len(verdict.tables) - TABLES_SHOWN:,} more tables; see --json")
         lines.append("")
     lines.append(
-        f"{verdict.rows:,} rows, {verdict.again:,} of them once more; {verdict.ddls:,} DDLs; "
+        f"{verdict.rows:,} rows, {verdict.again:,} of them repeated; {verdict.ddls:,} DDLs; "
         f"{verdict.resolved:,} Resolved messages"
     )
     if verdict.lowest_resolved:

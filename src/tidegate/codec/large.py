@@ -179,7 +179,7 @@ def without_key(table: TableSchema, options: LargeOptions) -> InvalidInput:
     TiCDC: ErrOpenProtocolCodecInvalidData with open-protocol; its other protocols send no column at all.
     """
     return InvalidInput(
-        "a row is larger than one message may be, and there is no handle key to send of it",
+        "a row is larger than one message may be, and has no handle key that could be sent instead",
         where=f"table {table.name}",
         why=f"max-message-bytes is {options.max_message_bytes}, large-message-handle-option is "
         f"{options.large_message_handle_option}, and the table has no primary or not-null unique key",

@@ -240,14 +240,14 @@ def _check_images(found: RowCodec[Any], options: CodecOptions, config: ReplicaCo
         lacking = "delete-only-output-handle-key-columns = true"
     if config.force_replicate and lacking:
         raise InvalidInput(
-            f"force-replicate = true does not go with {lacking}",
+            f"force-replicate = true cannot be used with {lacking}",
             where="changefeed configuration",
             why="a row of a table without a key is found downstream by its whole old content",
             fix="leave one of the two out",
         )
     if found.splits_updates(options) and not config.splits_updates:
         raise InvalidInput(
-            f"output-raw-change-event = true does not go with protocol {found.name}",
+            f"output-raw-change-event = true cannot be used with protocol {found.name}",
             where="changefeed configuration",
             why="its updates have no old values: the row under the old key would stay downstream for ever",
             fix="leave output-raw-change-event out",
@@ -265,7 +265,7 @@ def _check_schemas(found: RowCodec[Any], options: CodecOptions, config: ReplicaC
         )
     if config.integrity.checks and found.no_checksums(options):
         raise InvalidInput(
-            f"integrity-check-level = 'correctness' does not go with protocol {found.name}",
+            f"integrity-check-level = 'correctness' cannot be used with protocol {found.name}",
             where="changefeed configuration",
             why=found.no_checksums(options),
             fix="add what is missing to the sink URI, or leave integrity-check-level out",
@@ -276,7 +276,7 @@ def _check_read_back(found: RowCodec[Any], options: CodecOptions, config: Replic
     """Messages can be compared with their rows only if they contain types."""
     if config.integrity.verify_encoded and (why := unverified(found, options)):
         raise InvalidInput(
-            f"verify-encoded = true does not go with protocol {found.name}",
+            f"verify-encoded = true cannot be used with protocol {found.name}",
             where="changefeed configuration",
             why=why,
             fix="add what is missing to the sink URI, choose another protocol, or leave verify-encoded out",
@@ -290,7 +290,7 @@ def _check_alignment(options: CodecOptions, config: ReplicaConfig) -> None:
     unmarked = codec(options.protocol).unmarked
     option = unmarked.option if unmarked is not None else ""
     raise InvalidInput(
-        f"partition = 'conflict' does not go with protocol {options.protocol} as it is set",
+        f"partition = 'conflict' cannot be used with protocol {options.protocol} and these options",
         where="dispatch rules",
         why="its messages have no Resolved, so that no alignment mark can show readers where to wait",
         fix=(f"add {option} to the sink URI, or " if option else "") + "choose another protocol or partition",

@@ -154,7 +154,7 @@ def _check_conflict(config: ReplicaConfig) -> None:
     where = f"dispatch rule for {', '.join(rules[0].matcher)}"
     if config.scheduler.enable_table_across_nodes or config.tidegate.table_cuts:
         raise InvalidInput(
-            "partition = 'conflict' does not go with tables in pieces",
+            "partition = 'conflict' cannot be used with tables in pieces",
             where=where,
             why="each piece of a table has a writer of its own: two rows that exchange a unique value may be "
             "in two pieces, and neither writer sees the conflict",
@@ -162,7 +162,7 @@ def _check_conflict(config: ReplicaConfig) -> None:
         )
     if not config.splits_updates:
         raise InvalidInput(
-            "partition = 'conflict' does not go with output-raw-change-event = true",
+            "partition = 'conflict' cannot be used with output-raw-change-event = true",
             where=where,
             why="an update frees a unique value and takes another one: readers must be able to stop between"
             " the two",
@@ -200,7 +200,7 @@ def _check_large(config: ReplicaConfig) -> None:
         claim_uri(revealed(large.claim_check_storage_uri))
     if large.large_message_handle_option == "handle-key-only" and config.force_replicate:
         raise InvalidInput(
-            "force-replicate = true does not go with large-message-handle-option = 'handle-key-only'",
+            "force-replicate = true cannot be used with large-message-handle-option = 'handle-key-only'",
             where="changefeed configuration",
             why="nothing of a row would be sent if its table has no key",
             fix="use claim-check, or leave one of the two out",
@@ -290,14 +290,14 @@ def _check_keys(config: ReplicaConfig) -> None:
         why, fix = "they speak of tables, and a changefeed of keys has none", "leave them out"
     if foreign:
         raise InvalidInput(
-            f"kv-mode = '{own.kv_mode}' does not go with {', '.join(foreign)}",
+            f"kv-mode = '{own.kv_mode}' cannot be used with {', '.join(foreign)}",
             where="changefeed configuration",
             why=why,
             fix=fix,
         )
     if own.kv_mode == RAW_MODE and own.initial_load:
         raise InvalidInput(
-            "kv-mode = 'rawkv' does not go with initial-load",
+            "kv-mode = 'rawkv' cannot be used with initial-load",
             where="changefeed configuration",
             why="raw keys have no snapshot: whatever ts is asked for, TiKV answers a key's newest value, and "
             "a scan returns neither its ts nor when it expires",

@@ -60,7 +60,7 @@ def peek(
                 raise Retryable(
                     "the topic cannot be read to its end",
                     where=topic.name,
-                    why=f"no message for {SILENCE_S:.0f} s",
+                    why=f"no message came for {SILENCE_S:.0f} s",
                     fix="check the broker",
                 )
     finally:

@@ -93,6 +93,6 @@ def put_leased(client: EtcdClient, key: str, value: bytes, lease: int) -> None:
         raise Retryable(
             "another capture has this name",
             where=key,
-            why=f"its session is {int(held.lease):x}; perhaps it is our last one, which has not ended yet",
+            why=f"its session is {int(held.lease):x}; it may be the previous session of this capture",
             fix="wait until it ends; if it stays, two captures have copies of one data folder: replace one",
         )

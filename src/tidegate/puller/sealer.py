@@ -112,7 +112,13 @@ class Sealer:
         except TidegateError as error:
             self._fail(error)
         except Exception as error:  # for example a broken disk: stop with the reason, never continue unsealed
-            self._fail(Fatal("the event store cannot be written", why=repr(error), fix="make room, restart"))
+            self._fail(
+                Fatal(
+                    "the event store cannot be written",
+                    why=repr(error),
+                    fix="free disk space, and restart the capture",
+                )
+            )
 
     def _seal(self) -> None:
         with self.passing:

@@ -94,7 +94,7 @@ class TidegateTables(DataSource):
             if given.lower() in set(other) - set(wanted):
                 known = self.options.get(wanted[0])
                 raise InvalidInput(
-                    f"the option '{given}' does not go with '{wanted[0]}'"
+                    f"the option '{given}' cannot be used with '{wanted[0]}'"
                     if known
                     else f"the option '{given}' needs the option '{other[0]}'",
                     where="format tidegate",

@@ -173,7 +173,7 @@ class Verification:
         low, end = (handle + (1 << 63) if handle < 1 << 63 else handle - (1 << 63) for handle in handles)
         if low >= end:
             raise InvalidInput(
-                "--keys goes over the border of signed integers",
+                "--keys crosses the limit of signed integers",
                 why="TiKV keeps unsigned keys from 2**63 on before the others",
                 fix="ask for the keys below 2**63 and for those above in two runs",
             )

@@ -46,7 +46,7 @@ def check_columns(made: Definition) -> None:
     taken = [column.name for column in made.columns if column.name in OWN_COLUMNS.names]
     if taken:
         raise Fatal(
-            "a table has a column with a name of the change log's own",
+            "a table has a column whose name the change log uses for its own",
             where=f"table {made.name}, column {', '.join(taken)}",
             why="the change log would have two columns of this name",
             fix="leave the column out with --drop-column, or the table with --exclude",

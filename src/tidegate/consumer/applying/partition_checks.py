@@ -61,7 +61,7 @@ def check_held(tables: Mapping[Name, Definition], spec_of: SpecOf, target: str) 
         given = spec_of(name)
         if not partition_spec.same(table.partition_by, given):
             raise InvalidInput(
-                f"a table is partitioned otherwise than {OPTION} says",
+                f"a table is not partitioned as {OPTION} says",
                 where=f"{target}: table {table.name}",
                 why=f"it was created with {in_words(table.partition_by)}, and is given {in_words(given)}: a "
                 "spec applies only when a table is created",

@@ -106,7 +106,7 @@ class SetAsideTables:
             raise Fatal(
                 f"more than {TABLES_MAX} tables would be set aside",
                 where=OPTION,
-                why="so many tables hardly fail for a cause of their own each",
+                why="so many tables most likely fail for one common cause",
                 fix=f"remove the cause and restart the consumer, without {OPTION}: then it stops at the "
                 "first table",
             )

@@ -169,7 +169,7 @@ class Tables:
 
     def _foreign(self, name: Name) -> Fatal:
         return Fatal(
-            "the place of a table has one that is not the target's",
+            "a table that is not the target's has the name of one of its tables",
             where=f"{name[0]}.{name[1]} in the catalog of {self._store}",
             why=f"it does not carry the target's mark, the table property {MARK}",
             fix="rename or drop it there and restart the consumer; it continues at its newest snapshot",

@@ -44,7 +44,7 @@ class DdlJournal:
         for known in self._lines():
             if all(known[name] == value for name, value in line.items()) and known["before"] != before:
                 raise Fatal(
-                    "a DDL is to run again on a table that is not what it was",
+                    "a DDL has to run again, but its table has changed since",
                     where=f"{message.schema}.{message.table} at ts {message.ts}",
                     why=f"definition {before}, the journal says {known['before']}",
                     fix=f"compare {self._store.uri(self._name)} with the table; "

@@ -147,7 +147,7 @@ class LakeSteps:
         kept_spec = self._lake.partition_spec(dropped.path, dropped.version)
         if not partition_spec.same(kept_spec, made.partition_by):
             raise Fatal(
-                "a table that comes back is partitioned otherwise than the rules say",
+                "a table that comes back is not partitioned as the rules say",
                 where=f"table {made.name}",
                 why=f"it was created with {partition_spec.in_words(kept_spec)}, and is given "
                 f"{partition_spec.in_words(made.partition_by)}",

@@ -165,7 +165,7 @@ class LogTarget:
         others = [name for name in entries_of(self.store, path) if not DATA_FILE.fullmatch(name)]
         if others:
             raise Fatal(
-                "the place of a table has a folder that is not the target's",
+                "a folder that is not the target's is where a table belongs",
                 where=f"{self.store.uri(path)}: {listed(others)}",
                 why="a change log did not make these files",
                 fix="move it away and restart the consumer; it continues at its newest snapshot",

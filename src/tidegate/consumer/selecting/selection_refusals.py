@@ -93,7 +93,7 @@ def nothing_left(source: Name) -> Fatal:
 def column_back(event: DdlEvent, old: str, new: str) -> Fatal:
     """A DDL renames a column that is left out so that it is not left out any more."""
     return Fatal(
-        "a column that was left out comes into view",
+        "a DDL renames a column that is left out to a name that is not left out",
         where=f"{old} to {new} at ts {event.finished_ts}: {event.query[:200]}",
         why="its earlier values are not at the target",
         fix=f"{_NEW_TARGET}: keep the column under its old name, or leave it out under its new one, too",

@@ -229,7 +229,7 @@ class SchemaTracker:
                 raise Retryable(
                     "the changefeed has to open its catalogue again",
                     where=f"DDL up to {self._place}",
-                    why="it has passed over a job that the catalogues since then have taken in",
+                    why="it has skipped a job that later catalogues contain",
                 )
             self._take(shared)
             return True

@@ -148,9 +148,9 @@ def check_columns(history: History, asked: Query, start: int, *, replay: bool = 
     if silent is not None and asked.after_ddl != start and not replay:
         raise Refused(
             "CDC:ErrReaderDDL",
-            f"{silent.schema}.{silent.table or '*'} has other rows after ts {start}, without row events: "
+            f"{silent.schema}.{silent.table or '*'} changes after ts {start} without row events: "
             f"{silent.query[:500]}",
-            why=f"all up to ts {start} is done, and this statement moved rows as a whole",
+            why=f"everything up to ts {start} is done, and this statement then moved rows as a whole",
             fix="do the same at your target, then start the query again with "
             f'.option("after-ddl", "{start}")',
         )
@@ -168,8 +168,8 @@ def check_columns(history: History, asked: Query, start: int, *, replay: bool = 
             "CDC:ErrReaderDDL",
             f"the table has other columns after ts {start} than the query takes: {last}",
             where=_difference(asked.columns, columns),
-            why=f"all up to ts {start} is done; from there on the rows are others",
-            fix="restart the query: it continues with the new columns; if it stops here once more, there "
+            why=f"everything up to ts {start} is done; later rows have the other columns",
+            fix="restart the query: it continues with the new columns; if it stops here again, there "
             'are several changes ahead: add .option("reader", NAME), with the name that `tidegate changefeed '
             "list` shows",
         )

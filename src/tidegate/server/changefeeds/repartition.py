@@ -48,7 +48,7 @@ def check_layout(config: ReplicaConfig) -> None:
     if not has_marks(options):
         raise _refused(
             "the number of partitions cannot change, because the topic has no Resolved",
-            why=f"no reader of {config.sink.protocol} as it is set knows which rows are up to the change",
+            why=f"readers of {config.sink.protocol} as configured cannot tell which rows precede the change",
             fix="create a changefeed with watermarks in its protocol; the sink URI's options are in the "
             "protocol's page",
         )

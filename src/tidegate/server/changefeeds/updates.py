@@ -135,7 +135,7 @@ class FeedUpdates:
         if changed:
             raise Refused(
                 "CDC:ErrChangefeedUpdateRefused",
-                "[CDC:ErrChangefeedUpdateRefused]the password is not sent elsewhere unasked: "
+                "[CDC:ErrChangefeedUpdateRefused]the stored password is not sent to another place: "
                 f"{', '.join(changed)} would change",
                 fix="give sasl-password again, in the sink URI or in the configuration",
             )

@@ -114,7 +114,7 @@ class OwnTables:
         entries = entries_of(self._store, path)
         if any(name != "_delta_log" for name in entries) or self.exists(path):
             raise Fatal(
-                "the place of a table has a folder that is not the target's",
+                "a folder that is not the target's is where a table belongs",
                 where=f"{self._store.uri(path)}: {listed(entries)}",
                 why=f"it does not carry the target's mark, the table property {MARK}",
                 fix="move it away and restart the consumer; it continues at its newest snapshot",

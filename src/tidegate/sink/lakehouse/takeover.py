@@ -90,7 +90,7 @@ def not_taken_over(where: str) -> Retryable:
     return Retryable(
         "the target could not be taken over",
         where=where,
-        why=f"{TAKEOVERS} times in a row another process has committed first",
+        why=f"another process committed first {TAKEOVERS} times in a row",
         fix="end the other consumer of this target, and start again",
     )
 
