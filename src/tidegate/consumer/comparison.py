@@ -126,6 +126,7 @@ def _verdict(
         return TableVerdict(name, 0, held.to_arrow().num_rows, 0, (), "not at the source")
     rows = source.read(table)
     if held is None:
+        # A changefeed does not send such a table, so it is right that the target lacks it.
         if not table.eligible:
             return TableVerdict(name, rows.num_rows, 0, 0, ())
         return TableVerdict(name, rows.num_rows, 0, 0, (), "not at the target")
@@ -146,6 +147,7 @@ def differences(
 ) -> tuple[int, tuple[dict[str, Any], ...]]:
     """How many rows are on one side only, and `limit` of them, sorted by the columns `order`."""
     both = pa.concat_tables([canonical(source, source.schema), canonical(target, source.schema)])
+    # Rows of both sides get one number for each distinct content, so that a bag is an array of counts.
     code = factorize(both)
     size = int(code.max(initial=-1)) + 1
     here = np.bincount(code[: source.num_rows], minlength=size)
@@ -153,6 +155,7 @@ def differences(
     differing = int(np.abs(here - there).sum())
     if not differing:
         return 0, ()
+    # All copies of such a row are shown, of both sides: the one that is too many cannot be named.
     unequal = np.flatnonzero((here != there)[code])
     rows = both.take(unequal).append_column("_tidegate_side", pa.array(unequal >= source.num_rows))
     by = [(name, "ascending") for name in (*order, "_tidegate_side") if not pa.types.is_list(rows[name].type)]
@@ -170,6 +173,7 @@ def canonical(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         if pa.types.is_string(column.type) and pa.types.is_temporal(field.type):  # part of the target's key
             column = pa.chunked_array([moments(part, field.type) for part in column.chunks], field.type)
         column = column.cast(field.type)
+        # MySQL and TiDB take both zeros for one value; their bits differ.
         if pa.types.is_floating(field.type):
             zero = pa.scalar(0, field.type)
             column = pc.if_else(pc.equal(column, zero), zero, column)

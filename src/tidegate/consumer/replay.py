@@ -73,6 +73,7 @@ def _message(entry: Mapping[str, Any], decoder: TopicDecoder, tables: Tables | N
     offset = entry["where"].get("offset", 0)
     batch = Batch([entry["key"]], [entry["value"]], np.array([offset], np.int64), [None])
     pieces = list(decoder.pieces(batch))
+    # One bad row makes the whole entry bad: a message that is written in part would be taken for done.
     bad = next((message for piece in pieces for message in piece.bad), None)
     if bad is not None:
         return Replayed(still_bad(bad.why))
@@ -151,6 +152,7 @@ def _fitted(known: Definition, batch: pa.RecordBatch, entry: Mapping[str, Any], 
     partition = entry["where"].get("partition", 0)
     staged = Staged(_segment(known, batch, partition), batch)
     try:
+        # UTC is never used for a TIMESTAMP: `_misfit` has refused such a column if the zone is not known.
         changes = staged_changes([staged], known, tables.zone or "UTC", tables.values, bad.extend)
     except TidegateError as error:
         return Replayed(still_bad(f"{error.what}: {error.where}: {error.why}"))
@@ -158,6 +160,8 @@ def _fitted(known: Definition, batch: pa.RecordBatch, entry: Mapping[str, Any], 
         return Replayed(still_bad(bad[0].why))
     kept = bool(known.soft_delete)
     effect = (
+        # An insert may find its row: the target can hold a later or an earlier version of it. So it deletes
+        # the key first.
         net_effect(changes, known.keys, trust_inserts=False, keeps_deleted=kept)
         if known.keys
         else net_bag(changes)
@@ -168,6 +172,8 @@ def _fitted(known: Definition, batch: pa.RecordBatch, entry: Mapping[str, Any], 
 def _misfit(known: Definition, batch: pa.RecordBatch, zone: str) -> str:
     """Why rows cannot be fitted to a table; empty when they may fit."""
     names = dict.fromkeys(name[2:] for name in batch.schema.names if name not in META)
+    # The target computes generated columns itself, and `--schema-changes ignore` keeps others out: rows may
+    # carry both.
     other = {*known.generated, *known.ignored}
     unknown = [name for name in names if known.column(name) is None and name not in other]
     if unknown:

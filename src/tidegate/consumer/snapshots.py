@@ -112,6 +112,7 @@ class TableSnapshot:
         if not self.partition_columns:
             return {}
         known = self._lake.partition_values(self._path, self.version)
+        # A mapping by names keeps one of two equal names, and rows would get the other file's values.
         if len(known) != len(self.data_files()):
             raise Fatal(
                 "two data files of a table have one name",

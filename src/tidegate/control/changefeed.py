@@ -155,6 +155,7 @@ class Life:
                 fix=f"use {command} on changefeeds that are {', '.join(TRANSITIONS.sources(on))}",
             )
         # A feed that runs keeps its error and its failures: resuming it changes nothing.
+        # Otherwise the user has acted, so old failures must not shorten the time that new ones may last.
         return self if on is On.RESUME and target is self.state else Life(target)
 
     def failed(

@@ -90,6 +90,7 @@ class DdlLog:
         """Forget DDL at or below `upto`, which is not compared any more."""
         # Not beyond what is known: otherwise a digest would claim DDL that was never learned.
         self._after = max(self._after, min(upto, self._upto))
+        # Their changes go into the sum before they are dropped, so that digests of later DDL stay the same.
         while self._learned and self._learned[0].ts <= self._after:
             self._spans = (self._spans + self._learned.popleft().change) & MASK
 

@@ -164,6 +164,7 @@ class GrantedRanges:
         said = RangeColumns.of(progress)
         held = self._of(capture, incarnation)
         if held is None:
+            # An empty report claims nothing, so it is not one under an old grant.
             return not said
         before = held.checkpoints
         counts = held.report(said)
@@ -208,6 +209,8 @@ class GrantedRanges:
         if self.hole is not None:
             return 0
         if self._least is None:
+            # docs/guarantees.md#after-resolved-r-no-row-at-or-below-r-appears-for-the-first-time: the slowest
+            # range counts, whatever the others say.
             self._least = min(min(one.checkpoints) for one in self._held.values())
         return self._least
 

@@ -78,6 +78,8 @@ class Grant:
         A stored grant without ranges proves nothing: another capture has taken the ranges, and such a taker
         leaves the rest of the giver's grant as it was.
         """
+        # docs/internals/safety.md, invariant 8: the proof after an id is initialised. Without it a writer
+        # that wakes up would fence the rightful one.
         return stored is not None and stored.is_same(self) and bool(stored.ranges)
 
     def to_bytes(self) -> bytes:
@@ -157,6 +159,8 @@ def raised(
         if (kept, others) != (other.ranges, other.givers):
             changed[name] = replace(other, ranges=kept, givers=others)
     incarnation, used = (mine.incarnation, mine.slots) if mine is not None else (floor, 0)
+    # Never fewer slots than before: a process that used a higher one may still have a transaction open there,
+    # and only slots below this number are fenced.
     changed[capture] = Grant(instance, token, incarnation + 1, max(slots, used), tuple(wanted), givers)
     return changed
 
@@ -216,6 +220,7 @@ def _givers(
 
 def writers_of(stored: Mapping[str, Grant]) -> dict[str, int]:
     """The captures that may have writers or open transactions at the sink, each with its slots."""
+    # Captures without ranges as well: their last writers are gone only once they are fenced.
     found = {name: grant.slots for name, grant in stored.items() if not grant.fenced}
     for grant in stored.values():
         for giver, slots in grant.givers.items():

@@ -86,6 +86,8 @@ class LoadQueue:
 
         Raises Fatal if a range has begun that the plan does not contain: its rows would be sent twice.
         """
+        # docs/guarantees.md#an-initial-load-is-joined-exactly: an id is made from the range's bounds, so a
+        # range that is cut in another way has another id.
         if lost := begun.keys() - {one.id for one in plan.ranges}:
             raise Fatal(
                 "the plan of the initial load was lost, and the one made in its place has other ranges",
@@ -129,6 +131,8 @@ class LoadQueue:
         settled = {name: (rows, left_from) for name, rows, left_from in outcome}
         for one in share:
             held = self._out.pop(one.id)
+            # A range that the outcome does not name was not begun, or its worker died: nothing more of it is
+            # durable.
             rows, left_from = settled.get(one.id, (held.rows, held.span.start.hex()))
             self._rows[one.id] = rows
             if left_from is None:
@@ -143,6 +147,7 @@ class LoadQueue:
         rows, done = sum(self._rows.values()), len(self._done)
         expected = 0
         if done:
+            # By the ranges that are done, because those under way would look too small.
             expected = max(rows, sum(self._rows[name] for name in self._done) * self._ranges // done)
         # Without the rows of earlier incarnations, which took their time before.
         rate = (rows - self._before) / seconds if seconds > 0 else 0.0

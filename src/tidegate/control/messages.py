@@ -316,6 +316,7 @@ def _statuses(value: Any) -> tuple[RangeStatus, ...]:
     granted, words = _granted_ranges(value["ranges"]), value["states"]
     if not isinstance(words, list) or len(words) != len(granted) or not set(map(type, words)) <= {str}:
         raise ValueError("a column of states is no list of one state a range")
+    # Refused and not ignored: it is not known what an unknown state allows.
     if unknown := set(words) - _STATES.keys():
         raise ValueError(f"{min(unknown)!r:.80} is no state of a range")
     return tuple(

@@ -96,6 +96,7 @@ class Weights:
         sums = self.array[first : end + 1]
         # For each start the shortest part that is heavy enough. The sums are ascending and at most 2**60,
         # so adding `least` does not overflow.
+        # All starts at once: one search for each start would be a Python step for each stripe of a table.
         ends = np.searchsorted(sums, sums + least)
         starts = np.flatnonzero(ends < len(sums))
         if not len(starts):

@@ -98,6 +98,8 @@ class FeedDdl:
         """
         self.check_held(checkpoint)
         tracker = await self._open_tracker(checkpoint, waits, held_from)
+        # After the tracker is open, which may have read or saved another base. The DDL span is needed from
+        # the base on, to build the catalogue again after a restart.
         kept_from = self.base_ts(checkpoint)
         self.hold(kept_from)
         waits("DDL puller" if self._plan.config.has_tables else "puller")
@@ -155,6 +157,8 @@ class FeedDdl:
         # A processor's base that is too old is left out when its view is opened, so it may be older.
         needed, history = checkpoint, self.history
         if self._is_owners:
+            # docs/guarantees.md#nothing-is-lost: the saved catalogue is continued by DDL from its base on,
+            # which is below the checkpoint.
             needed = min(checkpoint, self.base_ts(checkpoint))
         if self._plan.config.check_gc_safe_point and needed < history.needed:
             held = f"from {history.needed} on" if history.needed < MAX else "nothing"

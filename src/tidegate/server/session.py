@@ -93,9 +93,11 @@ class CaptureSession:
         self._name = me.name
         client, where = EtcdClient(etcd), f"etcd at {etcd}"
         stack.callback(client.close)
+        # Ended by the new session: otherwise this capture would wait for its own last session to expire.
         earlier = self._process.last_lease
         begin = partial(Membership, client, cluster, me, ttl_s, earlier)
         member = await until_etcd_answers(self._lifetime, begin, f"{where} to answer")
+        # Kept by the process and not by the session, which ends with its lease.
         self._process.last_lease = member.lease
         candidacy = Candidacy(client, member, where, self._lifetime, self._standing_by)
         self.candidacy = candidacy

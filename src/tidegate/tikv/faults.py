@@ -50,6 +50,7 @@ def capture_error(name: str, region_id: int) -> cdcpb_pb2.Error:
     """The error of a name in CAPTURE_ERRORS, for a region."""
     error = cdcpb_pb2.Error()
     field = getattr(error, name)
+    # An error without members is otherwise not there at all, and the client would get none.
     field.SetInParent()
     if "region_id" in field.DESCRIPTOR.fields_by_name:
         field.region_id = region_id
@@ -121,6 +122,7 @@ class Faults:
         return capture_error(name, region_id) if name and self._hits(share) else None
 
     def _hits(self, share: float) -> bool:
+        # One draw at a time, so that a seed gives one sequence of draws.
         with self._mutex:
             return self._random.random() < share
 

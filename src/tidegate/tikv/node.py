@@ -63,6 +63,8 @@ class StoreNode:
         tso = shared.tso
         moves = tso.mode is TsoMode.SYSTEM
         self.concurrency = ConcurrencyManager()
+        # Reads before a restart may have seen any ts up to now. An async commit below such a ts would change
+        # what they have read (tikv `concurrency_manager`).
         self.concurrency.update_max_ts(tso.present())
         self.max_ts = MaxTsSync(self.concurrency, tso.get)
         self.waiting = LockWaiting(shared.detector)
@@ -111,10 +113,12 @@ class StoreNode:
                 self.max_ts.require(region.id)
         self._shared.raftstore.members[self.id] = self
         self._shared.nodes[self.id] = self
+        # Last: a change stream may begin as soon as it runs, and the store must be known by then.
         self.endpoint.start()
 
     def stop(self) -> None:
         """Answer all waiting requests, and end all change streams."""
+        # First, so that nothing new arrives while waiting requests are answered.
         self._shared.raftstore.members.pop(self.id, None)
         self._shared.nodes.pop(self.id, None)
         self.waiting.stop()
@@ -136,6 +140,7 @@ class StoreNode:
         """Called after a region change. Requests that wait for a lock in a changed region are woken; when
         they are executed again, they are refused with a region error.
         """
+        # A change of peers moves no key and no leader, so lock waits stay valid.
         if change.kind is not CommandKind.CHANGE_PEERS:
             for region in change.before:
                 self._wake(region)

@@ -113,6 +113,7 @@ class EmbeddedUpstream:
         except InvalidInput:
             self._engine.close()
             raise
+        # Only for a new data directory; otherwise the stored regions count, which may have split and merged.
         where = split_keys(regions) if boundaries is None else boundaries
         self.regions = load_regions(self._engine, where, len(self.stores))
         self.faults = Faults()
@@ -268,6 +269,7 @@ class EmbeddedUpstream:
                 )
             if not info.is_up:
                 return
+            # First, so that no region elects a leader on it.
             self.stores.stopped(store_id)
             self._store_servers.kill(store_id)
             self.operators.elect(store_id)
@@ -299,6 +301,7 @@ class EmbeddedUpstream:
     def neighbour(self, region_id: int) -> int:
         """The next region, or for the last region the one before it."""
         region = present(self.regions, region_id)
+        # A region's end is the first key of the next one.
         other = self.regions.of_key(region.end) if region.end else self.regions.before(region.start)
         if other is None:
             raise InvalidInput("there is only one region", fix="split it first (`region split`)")
@@ -315,5 +318,7 @@ class EmbeddedUpstream:
 
     def _beat(self) -> None:
         while not self._stopping.wait(HEARTBEAT_S):
+            # For all stores from one thread: the stores share a process, and only their reports have to look
+            # separate.
             for store_id in self.stores.up():
                 self.stores.heartbeat(store_id)

@@ -59,6 +59,8 @@ def logged(changes: Changes, keys: Sequence[str], *, knows_old: bool) -> BagEffe
     `changes.old` has all columns. `knows_old`: updates carry the old row; otherwise an insert may be one, and
     both are `update`.
     """
+    # `_tidegate_seq` is the commit ts times SEQ_A_TS. An overflow would sort the change before all others, in
+    # silence.
     if len(changes) and int(changes.commit_ts.max()) > MAX_TS // SEQ_A_TS - 1:
         raise Fatal(
             "a commit ts is too large for a change log",
@@ -66,6 +68,8 @@ def logged(changes: Changes, keys: Sequence[str], *, knows_old: bool) -> BagEffe
             why=f"{int(changes.commit_ts.max())} is far in the future",
             fix="look at the changes of this ts at the source",
         )
+    # A reader that follows one key would never learn that its row is gone, if a change of the key were one
+    # update.
     moved = key_changed(changes, keys) if keys else changes.op == UPDATE
     gone = np.flatnonzero((changes.op == DELETE) | moved)
     before = np.flatnonzero(_shows_old(changes, keys) & ~moved) if knows_old else np.zeros(0, np.int64)

@@ -49,6 +49,7 @@ class DdlPlanner:
             chosen = selection.ddl(event, message, held)
             if chosen is None or chosen.refusal is not None or self._target.has_done(chosen.message):
                 continue
+            # It will not be executed, so it changes no columns at the target.
             if self._set_aside.concerns(chosen, by_text=self._target.replays_sql):
                 continue
             if chosen.event is not None:
@@ -97,6 +98,8 @@ class DdlPlanner:
     def _planned(self, chosen: Chosen) -> list[Step]:
         event, message = chosen.event, chosen.message
         if chosen.refusal is not None:
+            # Only now, when the DDL is due: if it was done by hand and given to --skip-ddl, it is never
+            # planned.
             raise chosen.refusal
         if chosen.drops is not None:
             return [Drop(*name) for name in chosen.drops] or [Nothing("the schema has no tables here")]
@@ -104,6 +107,8 @@ class DdlPlanner:
         if self._target.replays_sql and (event is None or self._was_adopted(event)):
             if chosen.sql_refusal is not None:
                 raise chosen.sql_refusal
+            # Defaults such as NOW() and TIMESTAMP literals depend on the session's zone, so the statement
+            # runs in upstream's.
             zone = (event.time_zone if event is not None else "") or self._zone.of_sql(message)
             stated = [replace(message, query=query) for query in chosen.queries]
             return [step for one in stated for step in ddl_text_plan.plan_replay(one, zone)]

@@ -134,6 +134,7 @@ def _changed(column: str, sources: Sequence[ddl_steps.Source]) -> str:
             now = source.column
             if now.name != source.taken.name:
                 return f"{source.taken.name} is renamed to {now.name}"
+            # The partition values of the existing files were made from the old type.
             if now.type != source.taken.type:
                 return f"{now.name} changes from {source.taken.type} to {now.type}"
             return ""

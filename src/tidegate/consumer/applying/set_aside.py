@@ -52,6 +52,7 @@ class SetAsideTables:
     def know(self, entries: Iterable[SetAside]) -> None:
         """Add entries; an entry that a table has already stays."""
         for one in entries:
+            # The earlier entry counts: its ts is the one up to which the table is complete.
             self._entries.setdefault(_key(one.name), one)
 
     def has(self, name: Name) -> bool:
@@ -78,6 +79,8 @@ class SetAsideTables:
         """
         if not self._entries:
             return chosen
+        # DROP DATABASE is not held up: the other tables must go, or rows of a new table of that name would
+        # meet old ones.
         gone = chosen.drops if chosen.drops is not None else _dropped_with_schema(chosen, held)
         if gone is not None:
             kept = tuple(name for name in gone if not self.has(name))
@@ -89,6 +92,8 @@ class SetAsideTables:
         message = chosen.message
         why = f"a DDL also names {'.'.join(first)}, which is set aside: {message.query[:QUERY_SHOWN]}"
         self._check_room(names)
+        # All of them, and not only those that the DDL changes: after a rename or a swap it is not known under
+        # which name the rows of the table that failed arrive.
         self.know(SetAside(*name, message.ts, why) for name in names)
         return None
 
@@ -97,6 +102,8 @@ class SetAsideTables:
 
         Raises its cause if they are set aside already: then it is another one than it seems.
         """
+        # Rows and DDLs of such tables are left out, so they cannot have caused this. To set them aside again
+        # would repeat the same failure without end.
         if all(map(self.has, failed.names)):
             raise failed.cause
         self._check_room(failed.names)
@@ -120,6 +127,8 @@ class SetAsideTables:
         """
         try:
             yield
+        # An inner `blaming` knows better which table it was, and a target that refuses all writes is no fault
+        # of these tables.
         except (TableFailed, TargetFailed):
             raise
         except (Fatal, Undecodable) as error:
@@ -159,6 +168,7 @@ def _copied(chosen: Chosen, *, by_text: bool) -> list[Name]:
 def _statements(chosen: Chosen, *, by_text: bool) -> list[sql_replay.Replayed | sql_replay.Unknown]:
     """The statements of a DDL, if its tables are known only from them, or if they may be run."""
     message = chosen.message
+    # With a header the text is not asked: it may name tables that TiDB's job does not touch.
     queries = (chosen.queries or (message.query,)) if by_text or chosen.event is None else ()
     found = [sql_replay.read(query, message.schema) for query in queries]
     return [one for one in found if not isinstance(one, sql_replay.Ignored)]
@@ -202,6 +212,7 @@ def _dropped_with_schema(chosen: Chosen, held: Collection[Name]) -> tuple[Name, 
     else:
         found = sql_replay.read(message.query, message.schema)
         schema = found.schema if isinstance(found, sql_replay.DropSchema) else None
+    # Sorted, so that a repetition after a crash takes the same steps in the same order.
     return None if schema is None else tuple(sorted(name for name in held if name[0] == schema))
 
 

@@ -85,6 +85,7 @@ def blaming(*names: Name) -> Iterator[None]:
     """Raise `TableFailed` for a Fatal that these tables cause."""
     try:
         yield
+    # The innermost one names the tables most exactly.
     except (TableFailed, TargetFailed):
         raise
     except Fatal as error:

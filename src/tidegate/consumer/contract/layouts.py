@@ -33,6 +33,8 @@ class Layouts:
         if at < len(known) and known[at].epoch == layout.epoch:
             return known[at] == layout
         before, after = known[at - 1] if at else None, known[at] if at < len(known) else None
+        # Epochs and their ts must rise together, otherwise rows between two changes would have two
+        # placements.
         if (before is not None and before.ts > layout.ts) or (after is not None and after.ts < layout.ts):
             return False
         known.insert(at, layout)
@@ -75,6 +77,7 @@ class Layouts:
         if not self._known[topic]:
             yield 0, table
             return
+        # `left`: rows at the change's own ts are still placed by the old number.
         edges = np.array([one.ts for one in self._known[topic]], np.uint64)
         at = np.searchsorted(edges, table.commit_ts, side="left")
         for found in np.unique(at).tolist():

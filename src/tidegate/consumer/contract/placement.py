@@ -58,6 +58,8 @@ class Placement:
             guess.rows += len(table)
             guess.left = [rule for rule in guess.left if self._fits(table, rule, partition)]
             if guess.rows > ENOUGH and self._count > 1:
+                # By the handle key, so many rows would not all be on the one partition that the table's name
+                # gives.
                 del guess.left[1:]
             return [], 0, ""
         rule = self._rules.get(name)
@@ -83,6 +85,7 @@ class Placement:
         if rule is None:
             return False
         if rule.partition == CONFLICT:
+            # Only to or from the table's own partition; between two others it would be a violation.
             return self._by_tables.get(table) in places
         return rule.partition in ("ts", "columns") or bool(rule.index)
 

@@ -66,6 +66,7 @@ class Places:
         A row is on one partition within an epoch. If a second epoch appears, and its layout is not known,
         rows may have moved.
         """
+        # A Resolved without the header says nothing if the layouts are known: old messages have none.
         if epoch or not self._layouts.of(state.topic):
             self._epochs.add(epoch)
             self.moves |= len(self._epochs) > 1
@@ -90,6 +91,7 @@ class Places:
         self._compared[state.topic] += len(table)
         if state.partition >= partitions:
             why = f"rows of its time are on the first {partitions} partitions"
+            # No placement is computed: no dispatcher puts rows on partitions that did not count at that time.
             for i in range(len(table)):
                 self._misplace(state, table, i, why)
             return

@@ -115,6 +115,8 @@ def _renamed_by_text(message: DdlMessage, pairs: list[tuple[Name, Name]], known:
         held = known.pop(source, None)
         if held is None:
             continue
+        # The DDL that freed the name is not on the topic. Its rows and those of the other table would be in
+        # one.
         if target in known:
             return [Refuse(f"{held.name} gets the name of a table that is still there: {'.'.join(target)}")]
         known[target] = replace(held, schema=target[0], table=target[1], version=message.ts)

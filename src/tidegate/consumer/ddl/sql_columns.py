@@ -75,6 +75,7 @@ def _stays(element: Sequence[SqlToken], hidden: Hidden) -> bool:
         _check_unused(element, hidden)
         return True
     keys = [token.key for token in element]
+    # Without it the table would have no key, and rows could not be found again.
     if "PRIMARY" in keys:
         raise Refused(f"column {element[0].text} is the primary key")
     return False
@@ -145,6 +146,8 @@ def _named(part: Sequence[SqlToken], hidden: Hidden) -> str:
     """A left-out column named in parentheses, as in expressions and column lists; empty if none is."""
     depth = 0
     for token in part:
+        # Only inside parentheses: outside of them, names are those of the column itself, of an index or of a
+        # partition.
         depth += {"(": 1, ")": -1}.get("" if _is_name(token) else token.key, 0)
         if depth and _is_name(token) and hidden(token.text):
             return token.text

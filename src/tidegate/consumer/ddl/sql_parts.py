@@ -128,6 +128,8 @@ def _has_collation(part: Sequence[SqlToken], at: int) -> bool:
         while 0 <= place < len(part):
             key = part[place].key
             depth += {"(": step, ")": -step}.get(key, 0)
+            # Left of the element's own begin, or right of its end: a COLLATE there belongs to another column
+            # or to the table.
             if depth < 0 or (depth == 0 and key == ","):
                 break
             if depth == 0 and key == "COLLATE":

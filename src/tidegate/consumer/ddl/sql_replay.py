@@ -145,8 +145,11 @@ def read(query: str, schema: str) -> Statement:
         said = [text for text in split(query) if text]
         if not said:
             return Ignored("it is about the placement of data in TiKV")
+        # A message is about one job of TiDB, and each job is one statement. Which of several it was is not
+        # known.
         if len(said) > 1:
             return Unknown("it holds several statements")
+        # Texts and quoted names are matched first and kept, so that a comment's signs inside them stay.
         text = _COMMENT.sub(lambda found: found[1] or " ", outgoing(query).text).strip()
         return (
             _StatementReader(text, schema).statement()
@@ -217,6 +220,7 @@ def offset(time_zone: str, ts: int) -> str:
         east = timezone(timedelta(seconds=int(time_zone))).utcoffset(moment)
     else:
         east = ZoneInfo(time_zone).utcoffset(moment) or timedelta()
+    # Before about 1900 some zones have seconds, which a session's time zone cannot have.
     minutes = round(east.total_seconds() / 60)
     return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
 
@@ -259,6 +263,7 @@ class _StatementReader:
             case "CREATE", _ if "INDEX" in (second, self._key(2)):
                 return self._create_index()
             case (("RECOVER" | "FLASHBACK"), _):
+                # Refused and not ignored: the rows that it changes are in no message.
                 return Unknown("it brings rows back, or changes them, without row events")
             case _:
                 return Ignored("it concerns no base table")
@@ -294,6 +299,7 @@ class _StatementReader:
         index = self._source(self._next())
         self._skip("ON")
         name, rest = self._name(), self._rest()
+        # TiFlash has no part in the target; other servers do not know the words.
         if kind in NO_INDEX:
             return Ignored("an index that only TiFlash has")
         stop = next((at for at, one in enumerate(rest) if one.key in ("ALGORITHM", "LOCK")), len(rest))
@@ -339,6 +345,7 @@ class _StatementReader:
             return Unknown("it exchanges a partition and changes the table at once")
         (one,) = found
         other = _StatementReader(self._sliced(one[5:]), self._schema)._name()
+        # A table may be named so, in backquotes.
         unchecked = one[-2].key == "WITHOUT" and one[-2].kind is not TokenKind.QUOTED
         return ExchangePartition(name, one[2].text, other, validated=not unchecked)
 

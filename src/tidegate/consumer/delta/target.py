@@ -157,6 +157,8 @@ def definitions_in(lake: Lakehouse) -> dict[Name, Definition]:
     files.read()
     position, found = Position.from_json(text), dict[Name, Definition]()
     for row in lake.snapshots.rows(position.ts):
+        # At the named version and not at the newest: a consumer may be writing columns that no snapshot names
+        # yet.
         held = lake.schema(row.path, row.version)
         found[row.schema, row.table], _ = files.find(row.path, held.equals, held.names, position)
     return found

@@ -120,6 +120,8 @@ def evolution(schema: Schema, columns: pa.Schema, sources: Sequence[Source]) -> 
     for source in sources:
         name, taken = source.column.name, source.taken
         if taken is None:
+            # Old files have no such column, so readers would see NULL. Iceberg has defaults for old rows only
+            # from version 3 of its format on.
             if source.fill is not None and source.fill.is_valid:
                 return None
             adds.append((name, source.column.type))
@@ -132,6 +134,7 @@ def evolution(schema: Schema, columns: pa.Schema, sources: Sequence[Source]) -> 
         if not same_type(held[taken.name], iceberg_type(source.column.type)):
             widened.append((name, source.column.type))
     if ROWID in columns.names:
+        # The rows have no ids yet: they must be made, so all files are rewritten.
         if ROWID not in held:
             return None
         kept.add(ROWID)
@@ -142,6 +145,7 @@ def evolution(schema: Schema, columns: pa.Schema, sources: Sequence[Source]) -> 
 def _keeps_rows(source: Source) -> bool:
     """Whether the values of an existing column stay as they are."""
     assert source.taken is not None
+    # An enum that was guessed as a number: its rows must be written again with the names that the DDL brings.
     numbers_get_names = bool(source.column.elems) and not source.taken.elems
     return source.change is None and not numbers_get_names and _widens(source.taken.type, source.column.type)
 

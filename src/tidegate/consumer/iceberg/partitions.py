@@ -88,6 +88,7 @@ def split(rows: pa.Table, metadata: TableMetadata) -> Iterator[tuple[Record, pa.
     codes = factorize(found)
     # A stable sort, because compaction has ordered the rows by their key.
     order = np.argsort(codes, kind="stable")
+    # Rows of one partition are neighbours now, and each begins where the code changes.
     begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
     ends = [*begins[1:].tolist(), len(order)]
     for begin, end in zip(begins.tolist(), ends, strict=True):
@@ -104,6 +105,8 @@ def _values(rows: pa.Table, fields: Sequence[IcebergField], schema: Schema) -> p
 
 def _value(column: pa.ChunkedArray, field: IcebergField, schema: Schema) -> pa.Array:
     distinct = _physical(column.combine_chunks()).dictionary_encode()
+    # Python's integers do not wrap around, so pyiceberg's function would give the least numbers a value that
+    # does not fit their type.
     if isinstance(field.transform, TruncateTransform) and pa.types.is_integer(distinct.dictionary.type):
         # The least numbers wrap around, as they do in Iceberg's own library.
         held = distinct.dictionary.to_numpy()

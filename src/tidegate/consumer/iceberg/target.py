@@ -62,6 +62,8 @@ class IcebergAddress:
     @contextmanager
     def opened(self) -> Iterator[IcebergTarget]:
         """Open the target while holding the directory's lock."""
+        # The check comes before the lock's folder is made: a directory that holds something else stays
+        # untouched.
         with directory_lock(self.root, IcebergLake(self.root).check):
             target = IcebergTarget(self.root, self.upkeep, self.mode)
             try:
@@ -153,6 +155,7 @@ def definitions_in(store: Store) -> dict[Name, Definition]:
     position, files = position_in(store), DefinitionFiles(store)
     if position is None:
         return {}
+    # Read once for all tables: in a bucket each look at the list of definitions is a request.
     files.read()
     found = dict[Name, Definition]()
     for table in snapshot_in(store, position.ts).tables.values():

@@ -162,6 +162,7 @@ def position_at(store: Store) -> Position | None:
 def definitions_at(store: Store) -> dict[Name, Definition]:
     """The newest definitions of a log's tables."""
     check_root(store)
+    # The chain first: it names the definitions, and each is put before the manifest that names it.
     newest, files = ManifestChain(store).find(), DefinitionFiles(store)
     if newest is None or newest.state.position is None:
         return {}

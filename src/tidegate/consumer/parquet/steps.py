@@ -83,6 +83,8 @@ class LogSteps:
     def _drop(self, name: Name) -> None:
         held = self._tables.pop(name, None)
         if held is not None and held.definition.table_id:
+            # RECOVER TABLE names the id. A table without one was guessed from its rows, and no DDL can bring
+            # it back.
             self.dropped.append(held.definition.table_id)
             del self.dropped[:-DROPPED_MAX]
 
@@ -97,6 +99,7 @@ class LogSteps:
                 fix="leave --soft-delete out",
             )
         name, path = (made.schema, made.table), table_path(made.schema, made.table)
+        # Only for a new name: a table of the log has its folder already, and its files are the log's own.
         if name not in self._tables:
             self._check_folder(path)
         if made.guessed:

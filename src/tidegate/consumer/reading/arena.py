@@ -64,6 +64,7 @@ class Arena:
         self.count = 0
         self._headers = {}
         kept = (self._values, self._keys, self._value_ends, self._key_ends, self._has_value, self._has_key)
+        # One range of very large messages must not keep its memory for as long as the process lives.
         if sum(one.nbytes for one in (*kept, self._offsets)) > KEPT_BYTES:
             self._allocate()
 
@@ -132,12 +133,15 @@ def _grown(array: npt.NDArray[Any], used: int, more: int) -> npt.NDArray[Any]:
     """The array, or a longer one with the same content, that has room for so many more."""
     if used + more <= len(array):
         return array
+    # At least doubled, so that all copies together cost no more than the messages themselves.
     longer = np.empty(max(used + more, 2 * len(array)), array.dtype)
     longer[:used] = array[:used]
     return longer
 
 
 def _column(count: int, data: Bytes, ends: Int64s, has: Bytes) -> pa.Array:
+    # A message without a key or value is not an empty one: deletes of some protocols have no value. Arrow
+    # marks it as NULL.
     missing = count - int(np.count_nonzero(has[:count]))
     valid = pa.py_buffer(np.packbits(has[:count], bitorder="little")) if missing else None
     buffers = [valid, pa.py_buffer(ends), pa.py_buffer(data)]

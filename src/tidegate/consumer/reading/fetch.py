@@ -51,17 +51,22 @@ def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
     reader, decoder = _reader(topic)
     taken = _take(topic, reader, wanted, _arena)
     batch = _arena.batch()
+    # A range that broke off is not lost: what arrived is decoded, and the next round begins behind it.
     found = Fetched(wanted.partition, taken.next_offset, len(batch), trouble=taken.trouble)
     try:
         whole = _staged(topic, decoder, batch, found, staging)
         unknown = unknown_versions(whole.bad)
         if unknown:
+            # The first pass could not decode these rows. Its files would hold the others of the range twice.
             _drop(whole)
             trouble = look_back(topic, reader, decoder, wanted, unknown)
             if trouble:
+                # To give up here would put rows into quarantine whose definition is on the topic.
                 return Fetched(wanted.partition, wanted.start, trouble=trouble)
             whole = _staged(topic, decoder, batch, found, staging)
     except TidegateError as error:
+        # The next offset is the start: nothing of the range counts as read, although some messages were
+        # decoded. As texts, because Spark would lose the parts of an exception.
         return Fetched(wanted.partition, wanted.start, outage=(error.what, error.where, error.why, error.fix))
     return whole
 

@@ -89,9 +89,12 @@ class SparkTasks:
 
     def _fetch_apart(self, topic: Topic, ranges: Sequence[Range], staging: Path) -> list[Fetched]:
         """A round whose rows pass through the JVM: ranges take turns, and share `APART_BYTES`."""
+        # In turn, because a round takes only some ranges: the first partitions must not starve the last ones,
+        # whose watermarks hold all back.
         turn = self._turn % len(ranges)
         chosen = [*ranges[turn:], *ranges[:turn]][:APART_RANGES]
         self._turn = turn + len(chosen)
+        # The driver's JVM holds the results of all tasks at once, so they share one limit.
         share = APART_BYTES // len(chosen)
         small = [replace(one, max_bytes=min(one.max_bytes, share)) for one in chosen]
 

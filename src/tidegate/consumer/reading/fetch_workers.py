@@ -168,6 +168,8 @@ def workers(count: int, log: Path) -> Iterator[Workers]:
 
 
 def _send(pipe: IO[bytes], what: Any) -> None:
+    # The length first: a pipe may give any part of the bytes, and a worker that was killed in the middle
+    # leaves a part.
     body = pickle.dumps(what)
     pipe.write(_LENGTH.pack(len(body)) + body)
     pipe.flush()

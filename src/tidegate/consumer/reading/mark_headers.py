@@ -75,6 +75,8 @@ def _take(found: MarkHeaders, offset: int, name: str, value: Any, headers: Heade
     except ValueError as error:
         found.unsound[offset] = f"its header {name}: {error}"
         if name == ALIGN:
+            # Row mode must stop there. It does not know at which ts the partitions had to wait for each
+            # other.
             found.lost.append(offset)
 
 
@@ -124,6 +126,8 @@ def layouts(batch: Batch, decoded: Decoded) -> dict[int, Layout]:
     found = {}
     for offset, at in zip(marks, np.searchsorted(offsets, marks).tolist(), strict=True):
         if any(name == PARTITIONS for name, _ in headers[at] or ()):
+            # Left out and not raised: `mark_headers` reports those of Resolved, and an Admin message without
+            # a layout ends the run (`checks.check_not_repartitioned`).
             with contextlib.suppress(ValueError):
                 found[offset] = layout_of(headers[at])
     return found

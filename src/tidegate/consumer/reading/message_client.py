@@ -139,6 +139,7 @@ class NativeClient:
         assert library is not None, "`client_of` has found them"
         self._library = library
         self._client = _client(library, settings)
+        # Then one queue brings messages, errors and ends of partitions, and one call empties it.
         library.poll_set_consumer(self._client)
         self._queue = library.queue_get_consumer(self._client)
         # At the end of the process too: librdkafka's threads must not outlive what they use.
@@ -183,6 +184,8 @@ class NativeClient:
             self._messages, self._seen = np.zeros(count, np.int64), np.zeros(count, np.int64)
         messages, deadline = address(self._messages), time.monotonic() + patience_s
         while True:
+            # Without a wait inside: librdkafka's waits follow the wall clock, and a jump of it could last for
+            # hours.
             found = self._library.consume_batch_queue(self._queue, 0, messages, count)
             if found > 0:
                 return self._taken(arena, found)
@@ -219,6 +222,8 @@ class NativeClient:
                 offset = ctypes.c_int64.from_address(message + M_OFFSET).value
                 errors.append(NoMessage(KafkaError(code, text), offset))
             else:
+                # The arena gets no entry for an error, so later messages move up by the number of errors
+                # before them.
                 headers[place - len(errors)] = self._headers(message)
         return errors, headers
 

@@ -68,6 +68,8 @@ class Offsets:
                     why="the source URI asks for more than there are",
                     fix="leave partition-num out, or check that it is the topic the changefeed writes",
                 )
+            # After a re-partition the option is out of date, and the producer's word counts: its watermarks
+            # cover rows of the new partitions.
             upto = max(wanted, self.written.get(name, 0)) if wanted else None
             numbers += [self._topic.number(name, partition) for partition in partitions[:upto]]
         if not numbers:
@@ -103,6 +105,8 @@ class Offsets:
                 if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     continue
                 raise self.unreachable(error.args[0].str()) from error
+            # Older brokers answer zero for every topic, so a topic that was replaced would seem to be the
+            # same.
             if uuid.get_most_significant_bits() or uuid.get_least_significant_bits():
                 found[name] = str(uuid)
         return found
@@ -119,6 +123,7 @@ class Offsets:
             try:
                 policy = future.result()[POLICY].value
             except KafkaException as error:
+                # Not an error: a user who may read a topic need not be allowed to read its settings.
                 if error.args[0].code() in _UNREPORTED:
                     continue
                 raise self.unreachable(error.args[0].str()) from error

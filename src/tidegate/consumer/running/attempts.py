@@ -49,6 +49,7 @@ class Attempts:
         its start a broker may say that a topic is missing, or shorter than it is.
         """
         now = time.monotonic()
+        # From the first of several failures on, so that the note of recovery names the whole outage.
         self._since = self._since if self._failures else now
         if isinstance(error, Retryable) and not self._reported:
             self._reported = True

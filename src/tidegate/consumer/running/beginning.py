@@ -61,6 +61,7 @@ class Beginning:
             check_same_rules(kept, rules, str(self.address))
             self.applier.selection.know(kept.sources)
             self.applier.set_aside.know(kept.set_aside)
+        # Before the broker is asked: what the target itself forbids needs no broker, and no 30 s of patience.
         check_set_aside(bool(self.applier.set_aside.entries), self.address)
         policy, tables = self.settings.rules.schema_changes, self.target.definitions.values()
         check_policy(policy, tables, str(self.address))

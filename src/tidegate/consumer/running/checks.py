@@ -102,6 +102,8 @@ def check_same(
     not past `until`.
     """
     _check_progress(held, topic, target)
+    # Compared by names: the numbers of partitions depend on the order of the topics in --source, which may
+    # change between runs.
     places = [place_of(held.topics, number) for number in held.partitions]
     if not {name for name, _ in places} <= set(topic.names) or held.protocol != topic.options.protocol:
         raise InvalidInput(
@@ -113,6 +115,7 @@ def check_same(
     known = [topic.number(*place) for place in places]
     of_held = [number for number in partitions if topic.place(number)[0] in topic.names_of(known)]
     check_partitions(known, topic, of_held, target)
+    # Protocols that send moments in UTC do not depend on the option, so another value does no harm there.
     if held.time_zone and topic.given_zone not in ("", held.time_zone) and not reader_of(topic.options).utc:
         raise InvalidInput(
             "the target was filled under another --time-zone",
@@ -192,6 +195,8 @@ def check_ids(known: Mapping[str, str], found: Mapping[str, str], target: str) -
 
     Offsets of the old topic mean other rows in the new one. A topic whose id is not known is not checked.
     """
+    # docs/guarantees.md#a-snapshot-never-lacks-rows-in-silence: an old offset may exist in the new topic, so
+    # nothing else would show that rows are skipped.
     other = [name for name, id_ in known.items() if found.get(name, id_) != id_]
     if other:
         name = other[0]
@@ -229,6 +234,8 @@ def check_begun(bounds: Mapping[int, int], target: str, until: int | None) -> No
 
 def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int], target: str) -> None:
     """Fatal when a topic has other partitions than those that are read: their rows would be missing."""
+    # docs/guarantees.md#a-snapshot-never-lacks-rows-in-silence: a watermark over too few partitions passes
+    # rows of the others.
     if sorted(held) == sorted(partitions):
         return
     name = topic.place(min(set(held) ^ set(partitions)))[0]
@@ -265,6 +272,8 @@ def added_partitions(topic: Topic, unread: Mapping[int, int], written: Mapping[s
     found = []
     for number, end in unread.items():
         name, partition = topic.place(number)
+        # The end is 0 if only aborted transactions are there (`FetchRounds`): no watermark would ever come
+        # from such a partition, and it would hold all others back.
         if end > 0 or partition < written.get(name, 0):
             found.append(number)
     return found
@@ -297,6 +306,8 @@ def check_announced(
     """
     for part in fetched:
         name, partition = topic.place(part.partition)
+        # Messages and not offsets: markers of transactions raise the end of a partition on which nothing was
+        # written.
         if part.partition in added and part.messages and partition >= written.get(name, 0):
             raise Fatal(
                 f"partition {partition} was added to the topic, and a writer that was not a re-partition "
@@ -311,6 +322,8 @@ def check_announced(
 
 def check_joining(topic: Topic, first: Mapping[int, int], target: str) -> None:
     """Fatal when a topic that is read from now on has lost its beginning; `first`: its oldest offsets."""
+    # A joining topic is read from offset 0: its tables exist at the target only as far as its messages build
+    # them up.
     lost = [number for number, offset in first.items() if offset > 0]
     if lost:
         raise Fatal(
@@ -353,6 +366,8 @@ def check_followed(
 
 def check_whole(topic: Topic, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
     """Fatal when a partition ends before an offset up to which it has been read."""
+    # For brokers without topic ids (before 2.8), where `check_ids` sees nothing: a new topic is shorter than
+    # the old one was, for a time.
     short = [p for p, offset in wanted.items() if ends[p] < offset]
     if short:
         raise Fatal(

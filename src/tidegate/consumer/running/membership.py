@@ -58,6 +58,8 @@ class Membership:
 
     def check(self, news: News) -> None:
         """Fatal when a topic was replaced, or has partitions that should be read and are not."""
+        # docs/guarantees.md#a-snapshot-never-lacks-rows-in-silence: with every round, before the flow takes
+        # anything of it.
         check_ids(self.ids, news.ids, self.target)
         if news.partitions:
             known = list(self.flow.next_offsets())
@@ -70,10 +72,12 @@ class Membership:
         """Add new topics, and partitions that are written now, to the flow. Call it before the flow takes
         this round's messages, because their watermarks may cover rows of the new partitions.
         """
+        # Nothing came, so no watermark of this round can cover rows of a new partition.
         if not news.fetched:
             return
         known = list(self.flow.next_offsets())
         read = self.topic.names_of(known)
+        # All partitions of a new topic at once: which of them are written is known only from its marks.
         fresh = [p for p in news.partitions if self.topic.place(p)[0] not in read]
         added = added_partitions(self.topic, news.unread, self.offsets.written)
         self.added |= set(added)
@@ -97,6 +101,7 @@ class Membership:
             parts = ", ".join(self.topic.where(p) for p in added)
             self.listener.note(f"read from now on: {parts or f'topic {names}'}")
         read |= self.topic.names_of(fresh)
+        # A table that the rules leave out may move to any topic.
         followed = [self.selection.followed(part) for part in news.fetched]
         check_followed(self.topic, followed, self.until, read)
 
@@ -133,6 +138,7 @@ def places_of_ddl(topic: Topic, numbers: list[int], ddl_to: DdlTo) -> tuple[tupl
     for number in numbers:
         of_topics.setdefault(topic.place(number)[0], []).append(number)
     if ddl_to is DdlTo.ALL:
+        # One topic: the limits take all partitions for the copies of a DDL, so nothing has to be listed.
         return tuple(tuple(group) for group in of_topics.values()) if len(of_topics) > 1 else ()
     return tuple((topic.number(name, 0),) for name in of_topics)
 

@@ -57,6 +57,7 @@ class FetchRounds:
         topic, behind = self._topic, self._offsets.ends_written(self._flow.asked())
         ends = self._offsets.ends(list(wanted))
         check_whole(topic, wanted, ends)
+        # Up to an end that was asked for before, so that a task stops although the producer continues.
         ranges = [Range(p, start, ends[p]) for p, start in wanted.items() if start < ends[p]]
         if not ranges:
             return News(ends, [], behind=behind)
@@ -94,6 +95,7 @@ class FetchRounds:
 
 def unread_of(topic: Topic, flow: Flow | OffsetFlow, partitions: list[int]) -> list[int]:
     """Partitions that are not read though their topic is; none by offset, where each must be read."""
+    # Without watermarks, nothing that is announced tells which partitions are written.
     if topic.by_offset:
         return []
     known = flow.next_offsets()

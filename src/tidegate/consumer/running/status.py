@@ -94,12 +94,14 @@ class StatusWriter:
         """Replace the file atomically: a reader finds the old one or the new one."""
         host, pid = socket.gethostname(), os.getpid()
         report = StatusReport(at_ms, host, pid, running, trouble, partitions, self._schema_changes, ignored)
+        # A reader that opened the file while it is written would take half a report for a dead consumer.
         part = self._path.with_suffix(".part")
         try:
             part.write_bytes(report.to_bytes())
             # Not synced: after a loss of power the next report replaces the file.
             part.replace(self._path)
         except OSError as error:
+            # Once for each outage: the report is written every second, and a full disk may last for hours.
             if not self._failing:
                 self._warn(_unwritten(self._path, error))
             self._failing = True
@@ -111,6 +113,8 @@ def received(folder: Path) -> StatusReport | None:
     """The last report of the consumer of this folder; None if there is none that can be read."""
     try:
         body: dict[str, Any] = orjson.loads((folder / STATUS).read_bytes())
+        # A report of another form is ignored and not guessed at: the target's position shows the same, only
+        # less of it.
         if body.pop("format") != FORMAT:
             return None
         partitions = tuple(Partition(**one) for one in body.pop("partitions"))
@@ -204,6 +208,8 @@ def status_of(topic: Topic, seen: Observation, now_ms: int) -> Status:
     position = held.over(topic.names) if held is not None else None
     fresh, silent_s = seen.fresh(now_ms), seen.silent(now_ms)
     partitions = _partitions(topic, seen, position, fresh)
+    # Any of three signs, because each can be missing: no lock is seen from another machine, no process
+    # either, and a consumer in one long step does not report.
     running = bool(seen.found.holder) or fresh is not None or silent_s is not None
     if running:
         stuck, waits_for = _waits_for(seen, position, partitions, now_ms)
@@ -243,6 +249,8 @@ def _partitions(
     for number in sorted(seen.ends if seen.ends is not None else kept):
         name = "/".join(map(str, topic.place(number)))
         end = seen.ends[number] if seen.ends is not None else UNKNOWN
+        # A running consumer is ahead of its last commit, so its own figures are newer than those of the
+        # position.
         if name in reported:
             found.append(dataclasses.replace(reported[name], end=end))
         else:
@@ -268,6 +276,8 @@ def _waits_for(
     if fresh is not None and fresh.trouble:
         more = f"; it needs {behind}" if behind else ""
         return True, f"a problem to end: {fresh.trouble}{more}"
+    # Before the silence: a consumer that waits for the broker may be in a long call, and the broker is the
+    # cause.
     if seen.broker:
         return True, f"the broker: {seen.broker}"
     if silent_s is not None:

@@ -78,6 +78,8 @@ class Rules:
 
     def tables(self) -> TableFilter | None:
         """The tables that are applied; None: all. InvalidInput for a rule that cannot be parsed."""
+        # None, and not a filter that matches all: then no name has to be matched for each table and each
+        # round.
         if not self.include and not self.exclude:
             return None
         for rule in self.exclude:
@@ -87,6 +89,8 @@ class Rules:
                     why="--exclude leaves out what its rule names, so that it is not clear what is meant",
                     fix=f"write --include {rule} or --exclude {rule.lstrip().removeprefix('!')}",
                 )
+        # Exclusions come last, because the last rule that matches wins: so no --include can bring a table
+        # back.
         return TableFilter([*(self.include or ("*.*",)), *(f"!{rule.strip()}" for rule in self.exclude)])
 
     def columns(self) -> ColumnsOfTables:
@@ -160,6 +164,7 @@ class Route:
         for source, target in ((route.schema, route.to_schema), (route.table, route.to_table)):
             if target.star and not source.star:
                 raise _unreadable(text, "a '*' at the target needs one in the same name of the source")
+        # With a `*` the schema is known only for each table, so `routed` checks it then.
         if not route.to_schema.star and (why := reserved(route.to_schema.before)):
             raise _unreadable(text, why)
         return route
@@ -176,6 +181,7 @@ def routed(name: Name, routes: Iterable[Route]) -> Name:
     """A table's name at the target. Fatal for a name that no target may have."""
     to = next((to for route in routes if (to := route.target(name)) is not None), name)
     why = reserved(to[0]) or next((_too_long(part) for part in to if len(part) > NAME_MAX), "")
+    # A table that keeps its name is left to the target, which refuses the names that it cannot have.
     if to != name and why:
         raise Fatal(
             "a route leads to a name that no table at the target may have",

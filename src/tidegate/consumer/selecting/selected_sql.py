@@ -48,9 +48,13 @@ class SqlSelection:
         except Skip:
             return "", None
         except sql_columns.Refused as error:
+            # Returned and not raised: a target that executes the header alone never runs this text, and must
+            # not stop for it.
             return message.query, refused(message, str(error))
         except Fatal as error:
             return message.query, error
+        # The text that the user wrote, wherever the rules change nothing: printing a parsed statement could
+        # lose something that the parser does not keep.
         return sql_replay.text_of(rewritten) if rewritten != statement else message.query, None
 
     def statement(self, message: DdlMessage, statement: sql_replay.Replayed) -> sql_replay.Replayed:
@@ -59,6 +63,8 @@ class SqlSelection:
             case sql_replay.CreateTable(name, _, like):
                 return self._created(statement, name, like)
             case sql_replay.DropTables(names):
+                # DROP TABLE may name tables of which only some are followed. The others are not at the
+                # target, so the statement would fail there.
                 kept = [name for name in names if self._rules.follows(*name)]
                 return sql_replay.DropTables(tuple(map(self._rules.target, _some(kept))))
             case sql_replay.Truncate(name):
@@ -96,6 +102,8 @@ class SqlSelection:
         if like is not None:
             if not self._rules.follows(*like):
                 raise sql_columns.Refused(f"it is made like {dotted(like)}, which is not at the target")
+            # LIKE copies the columns of the table at the target, from which other columns may have been left
+            # out.
             if self._rules.columns.of_table(*like) != self._rules.columns.of_table(*name):
                 raise sql_columns.Refused(
                     f"it is made like {dotted(like)}, of which other columns are left out"
@@ -112,15 +120,20 @@ class SqlSelection:
             raise Skip
         self._check_names(made.changes, name)
         columns = self._rules.columns
+        # The rename would change which columns are left out, and the earlier values of a column that returns
+        # are missing.
         if renamed is not None and columns.of_table(*name) != columns.of_table(*renamed):
             raise sql_columns.Refused(f"other columns are left out of {dotted(renamed)}")
         rewritten = sql_columns.without_columns(made, lambda column: self._rules.hides(name, column))
         assert isinstance(rewritten, sql_replay.AlterTable)
+        # All changes concern columns that are left out. ALTER TABLE without a change would be an error at the
+        # server.
         if not rewritten.changes and renamed is None:
             raise Skip
         if renamed is None:
             return replace(rewritten, name=self._rules.claim(name))
         before, after = self._rules.pair(name, renamed)
+        # Two names upstream may be one at the target, and a server refuses to rename a table to its own name.
         return replace(rewritten, name=before, renamed=after if after != before else None)
 
     def _exchanged(
@@ -136,6 +149,8 @@ class SqlSelection:
         return replace(made, name=self._rules.claim(name), other=self._rules.claim(other))
 
     def _check_names(self, text: str, name: Name) -> None:
+        # Only a table that gets another name: a column written as `table.column` would then name a table that
+        # does not exist.
         if self._rules.target(name) != name:
             sql_columns.check_unqualified(text)
 

@@ -135,6 +135,8 @@ class Selection:
         self._rules.forget(held)
         found = {}
         for source, part in pieces.items():
+            # Names that are not claimed stay free: a table that is left out must not keep another one from
+            # going to its name at the target.
             if self._rules.follows(*source) and not aside(self._rules.target(source)):
                 name = self._rules.claim(source)
                 found[name] = [self._piece(piece, source, name) for piece in part]
@@ -143,6 +145,8 @@ class Selection:
     def _piece(self, piece: StagedPiece, source: Name, name: Name) -> StagedPiece:
         columns = self._left(source, piece.segment.columns) if self._rules.columns else piece.segment.columns
         if mark := self._rules.column_for(source):
+            # Checked for rows, too: the DDL that added the column may be from before the changefeed, or have
+            # no header.
             if any(lower(column.name) == lower(mark) for column in piece.segment.columns):
                 raise mark_taken(source, mark)
             if not any(column.key for column in columns):
@@ -157,6 +161,7 @@ class Selection:
         if len(self._kept) >= REMEMBERED:
             self._kept.clear()
         kept = tuple(column for column in columns if not self._rules.hides(source, column.name))
+        # Rows that differ in that column alone would get one key at the target, and overwrite each other.
         if lost := [column.name for column in columns if column.key and column not in kept]:
             raise key_lost(source, lost[0])
         if not kept:
@@ -196,6 +201,8 @@ class Selection:
         was, now = self._rules.follows(*old), self._rules.follows(*new)
         if event.action == EXCHANGE and was != now:
             return Chosen(event, message, (), refusal=half_exchange(old, new, message))
+        # EXCHANGE is judged before this, because it moves rows without row events: to skip it would leave the
+        # rows of one side wrong.
         if not now:  # a table that is renamed to a name not followed stays as it was
             return None
         if not was:
@@ -204,6 +211,8 @@ class Selection:
             return Chosen(event, message, (), refusal=refusal)
         exchanged = event.action == EXCHANGE
         rules = self._rules
+        # An exchange keeps both tables, so each keeps its name. A rename frees the old name before the new
+        # one is claimed.
         before, after = (rules.claim(old), rules.claim(new)) if exchanged else rules.pair(old, new)
         rewritten = replace(
             event,
@@ -280,6 +289,7 @@ class Selection:
 
     def _without_columns(self, info: dict[str, Any], source: Name) -> dict[str, Any]:
         columns = [
+            # The column stays in the list, because indexes and the handle name columns by their place in it.
             entry | {"state": _ABSENT} if self._rules.hides(source, entry["name"]["O"]) else entry
             for entry in info.get("cols") or []
         ]
@@ -302,6 +312,7 @@ class Selection:
         targets = routed_schemas(schema, self._rules.routes)
         rewritten = replace(event, schema=targets[0], old_schema=targets[0]) if event is not None else None
         if drops:
+            # Not the whole schema at the target: routes may have brought tables of other schemas into it.
             gone = self._rules.from_schema(schema)
             return Chosen(rewritten, message, (), drops=tuple(sorted(gone & set(held))))
         queries = tuple(
@@ -322,6 +333,8 @@ class Selection:
             case sql_replay.Unknown(why):
                 if not self._concerns(message):
                     return None
+                # Without routes and columns that are left out, nothing in the text has to be replaced, and
+                # the server may understand it.
                 refusal = refused(message, why) if self._rules.columns or self._rules.routes else None
                 return Chosen(None, message, (message.query,), refusal=refusal)
             case statement:

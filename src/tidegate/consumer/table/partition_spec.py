@@ -149,6 +149,7 @@ def misfit(spec: Spec, columns: Sequence[tuple[str, pa.DataType]]) -> str:
             return f"column {field.column} is {types[field.column]} at the target, and {why}"
         if field.transform is not Transform.IDENTITY and lower(field_name(field)) in taken:
             return f"the partition field {field_name(field)} has the name of a column"
+    # Delta keeps these columns out of the data files, and readers expect at least one column there.
     if spec and types.keys() <= {one.column for one in spec if one.transform is Transform.IDENTITY}:
         return "each of its columns is a partition column, so that its files would have no columns"
     return ""
@@ -188,6 +189,7 @@ def _field(rule: str, text: str) -> PartitionField:
     name, inside = found[1].lower(), found[2]
     # Spark's and Iceberg's SQL also write `years`, `days` and so on.
     transform = next((one for one in Transform if name in (one, f"{one}s")), None)
+    # The line above would accept `identitys`, which no SQL has.
     if transform is None or name == "identitys":
         raise _unreadable(rule, f"there is no transform {found[1]}")
     if transform in _WITH_NUMBER:

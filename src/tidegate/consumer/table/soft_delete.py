@@ -81,6 +81,7 @@ def in_info(info: dict[str, Any], name: str) -> dict[str, Any]:
     the key stays unique.
     """
     described = table_schema("", info, 0)
+    # Before the column is added, because that moves all offsets by one.
     key = {described.columns[at].offset for at in described.handle_key}
     columns = [_column(name), *(one | {"offset": one["offset"] + 1} for one in info.get("cols") or [])]
     indexes = [_index(one, key) for one in info.get("index_info") or []]

@@ -222,6 +222,8 @@ class FeedSpec:
         """The writers that this incarnation fences when it begins: captures, each with its number
         of slots.
         """
+        # docs/guarantees.md#nothing-is-doubled: givers as well, which may not know yet that they have lost
+        # ranges.
         return {**self.givers, self.capture: self.slots}
 
     def prove(self) -> None:
@@ -248,6 +250,7 @@ def rules_of(config: ReplicaConfig) -> TableRules | None:
 def prove(metadata: str, cluster: int, feed: FeedId, capture: str, mine: Grant) -> Grant:
     """A capture's grant as it is now. Raises Fenced if it is no longer the grant of this incarnation."""
     grant = read_grant(metadata, cluster, feed, capture)
+    # docs/guarantees.md#a-zombie-writes-nothing-that-a-reader-sees
     if grant is None or not mine.is_proven_by(grant):
         raise Fenced(
             "another incarnation of this changefeed writes now",
@@ -303,6 +306,7 @@ class Bounds:
             wanted = {
                 name: (stripe_ids(Span(bytes.fromhex(one["start"]), bytes.fromhex(one["end"]))).start, bits)
                 for name, one in found["spans"].items()
+                # A span of a single table has no bits: all of its rows are wanted.
                 if (bits := int(one.get("wanted", "0"), 16))
             }
             return cls(found["bound"], found["ddl_span"], spans, wanted)
@@ -371,6 +375,7 @@ def _mark(name: str) -> object:
         found = os.stat(name)  # noqa: PTH116
     except FileNotFoundError:
         return None
+    # The inode alone would not do, because the file system may give that of the old file to the new one.
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 

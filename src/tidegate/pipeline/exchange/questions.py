@@ -274,6 +274,7 @@ parse: Final = _WIRE.parse
 
 def parse_answer(message: Mapping[str, Any], kind: type[Kind]) -> Kind | Failed:
     """Parse an answer of this kind, or the error in place of it. Raises ValueError as `parse`."""
+    # First: a Failed may come in place of any answer, and must not be taken for a defect of the capture.
     if isinstance(message, dict) and message.get("type") == "failed":
         return parse(message, [Failed])
     return parse(message, [kind])

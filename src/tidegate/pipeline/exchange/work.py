@@ -175,6 +175,7 @@ class Delivered:
     def of(cls, reports: Sequence[Report]) -> Delivered:
         """From the reports of all ranges."""
         stats = {name: sum(getattr(one, name) for one in reports) for name in COUNTS}
+        # The greatest: a sum or a mean would hide the one range that is late.
         lag_ms = max((one.lag_ms for one in reports), default=0)
         return cls({one.span: one.ts for one in reports}, stats | {"lag_ms": lag_ms})
 

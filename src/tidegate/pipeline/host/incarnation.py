@@ -88,6 +88,8 @@ class Incarnation:
 
     def limit_writers(self, workers: int) -> None:
         """Set `at_once` to as many of `workers` as the sink and the number of slots allow."""
+        # A writer needs a slot of its own, and slots beyond the grant's number are not fenced by the next
+        # incarnation.
         self.at_once = min(self.spec.sink.describe().at_once(workers), self.spec.slots)
 
     def record_pace(self, size: int, seconds: float) -> None:
@@ -118,6 +120,7 @@ class Incarnation:
 
     def log(self, text: str) -> None:
         """Write to the changefeed's own log."""
+        # Redacted here, for all callers: texts of libraries may quote the sink's URI with its password.
         append(self.spec.feed_dir / "log", redact(text))
 
 
@@ -128,5 +131,6 @@ def append(path: Path, text: str) -> None:
             path.replace(path.with_name(f"{path.name}.1"))
         with path.open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
+    # The log is for people, and a full disk must not end a pipeline that can still deliver.
     except OSError:
         return

@@ -86,6 +86,7 @@ class Timetable(Generic[Key]):
     def resize(self, cores: int) -> None:
         """Set the number of workers of a cluster, which has one worker for each core."""
         self._cores = cores
+        # At least one, or a cluster of one or two cores would begin nothing at all.
         self._apart = max(1, cores - 2)
 
     def ask_begin(self, key: Key, address: str, failures: int) -> None:
@@ -104,6 +105,8 @@ class Timetable(Generic[Key]):
         tried = self._tried(WorkKind.BEGIN)
         # An address that is not proven gets one try at a time, so a sink that is down holds one worker.
         free = (one for one in self._begins.values() if one.address not in tried)
+        # docs/guarantees.md#trouble-of-one-changefeed-does-not-spread-to-others: then by failures, so that a
+        # feed whose own spec is at fault comes after those that have not failed.
         found = min(free, key=lambda one: (one.address not in self._proven, *one.rank), default=None)
         return None if found is None else found.key
 
@@ -111,6 +114,8 @@ class Timetable(Generic[Key]):
         """The changefeed that may get a worker for its load now: the one with the fewest shares out."""
         if self._under_way(WorkKind.LOAD) >= self._apart:
             return None
+        # By the shares that are out and not in turns: shares take seconds, so a load that has no worker must
+        # not wait for one that has several.
         return min(self._loads, key=lambda key: self._out[key, WorkKind.LOAD], default=None)
 
     def in_turn(self, keys: Collection[Key]) -> list[Key]:

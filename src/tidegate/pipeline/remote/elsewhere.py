@@ -237,6 +237,8 @@ class RemoteAccess:
             if some and size + length > ASIDE_BYTES:
                 self._ask(SetAside(some), Kept)
                 some, size = [], 0
+            # In order, and each part on the capture's disk before the next: what is sent to the sink
+            # afterwards must not precede an entry in the quarantine.
             some.append(entry)
             size += length
         if some:
@@ -246,6 +248,8 @@ class RemoteAccess:
         return self._ask(GetGranted(lease), Granted).ranges
 
     def confirm(self, lease: Lease) -> None:
+        # docs/guarantees.md#a-worker-on-another-machine-that-was-given-up-writes-nothing-that-counts: the
+        # host refuses a lease that another worker has by now.
         self.granted(lease)
 
     def begun(self, records: Mapping[str, bytes]) -> Begun:
@@ -280,6 +284,7 @@ def serve(address: str, nonce: str, _: Iterator[int]) -> None:
     if context is not None and context.attemptNumber():
         return
     capture = Capture(address, Tls.from_environment())
+    # Before the hello, so that the end of the line is noticed from the first moment on.
     line = capture.line()
     # The process may be doing anything when the line ends, so it is killed. Spark's next task gets a new one.
     end_with(line)

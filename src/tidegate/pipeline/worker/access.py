@@ -145,6 +145,7 @@ class LocalAccess:
         """The tables that are wanted in a stripe. They cannot change while a task runs, because the barrier
         lets no DDL pass before all rows up to it are durable.
         """
+        # None for a span of one table, whose rows are all wanted.
         return self.bounds().wanted.get(span)
 
     def catalogue(self, ts: Timestamp) -> SchemaStore:

@@ -86,6 +86,7 @@ class Recorder:
         found = [(path, path.stat().st_size) for path in segments(self.folder)]
         total = sum(size for _, size in found)
         for path, size in found:
+            # Never the newest: its machine is about to write its first events.
             if total <= self._total_bytes or path == newest:
                 return
             path.unlink()

@@ -177,6 +177,7 @@ class Stripes:
             now = {task.id: task for task in self._tasks(first, wanted, batch.finished_ts)}
             added += (task for name, task in now.items() if earlier.get(name) != task)
             removed |= earlier.keys() - now.keys()
+        # Only now, because the loop above must see that a stripe has lost its last table.
         self._wanted = {first: wanted for first, wanted in self._wanted.items() if wanted}
         return replace(batch, added=tuple(added), removed=frozenset(removed))
 
@@ -200,6 +201,7 @@ class Stripes:
             ids = keys.stripe_ids(piece)
             if not ids:  # a piece of one table's records
                 table = memcomparable.decode_int(piece.start, 1)
+                # A piece inside a table that nobody wants is not pulled, although its stripe is.
                 if wanted >> table - first & 1:
                     yield SpanTask(span_id(piece), piece, table, start_ts)
             elif there := wanted >> ids.start - first & (1 << len(ids)) - 1:

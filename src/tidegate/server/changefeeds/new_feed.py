@@ -98,6 +98,8 @@ def check_shared(new: NewFeed, sink: Description) -> None:
         why = "a reader's changes are kept on the disk of one capture"
     elif sink.here:
         why = "it writes to the disk of one capture"
+    # docs/guarantees.md#a-zombie-writes-nothing-that-a-reader-sees: a takeover relies on the sink alone,
+    # because the earlier capture may be unreachable.
     elif not sink.fenced_by:
         why = "nothing stops a capture that was replaced from writing to it"
     if why:
@@ -125,6 +127,8 @@ def with_tables(new: NewFeed, tables: Sequence[TableVersion]) -> NewFeed:
             fix=MAKE_ELIGIBLE,
         )
     with named_code():
+        # Now and not at the first row: an expression that does not fit its table would stop the feed much
+        # later, at a row.
         FeedFilter.of(new.config).check(followed)
     own = new.config.tidegate
     if own.ids_per_stripe:
@@ -147,6 +151,8 @@ def with_width(new: NewFeed, kept: ReplicaConfig, tables: Sequence[TableVersion]
 def with_cuts(new: NewFeed, tables: Sequence[TableVersion], pd: PdClient) -> NewFeed:
     """Adds the cuts of large tables, unless the request has some. Asks PD for regions."""
     own, scheduler = new.config.tidegate, new.config.scheduler
+    # PD is asked for regions only if tables may be cut, because a large cluster has hundreds of thousands of
+    # them.
     if own.table_cuts or not scheduler.enable_table_across_nodes:
         return new
     followed, _ = split_tables(tables, new.config)
@@ -160,6 +166,8 @@ def with_spans_of(kept: ReplicaConfig, config: ReplicaConfig) -> ReplicaConfig:
     If `[scheduler]` changes, the old cuts are removed, and `with_cuts` chooses new ones.
     """
     own, before = config.tidegate, kept.tidegate
+    # 0 means that the request leaves the choice to us. The one made at the creation stays: other spans would
+    # be pulled from the checkpoint again.
     if not own.ids_per_stripe:
         own = replace(own, ids_per_stripe=before.ids_per_stripe)
     if config.scheduler != kept.scheduler:

@@ -71,6 +71,7 @@ class Placement:
                     why="the server runs without --etcd, or its sink takes one writer at a time",
                     fix="start the captures with --etcd, and use a sink that takes several writers",
                 )
+            # During an initial load one capture has all ranges.
             plan = shares.sharing.plan(shared=not found.record.loading)
             planned = planned_moves(found, plan)
             if not dry_run:
@@ -145,6 +146,7 @@ class Placement:
             if name in ids:
                 self._gone_at.pop(name, None)
             gone_for_s = 0.0 if name in ids else now - self._gone_at.setdefault(name, now)
+            # Another process under that name: the restart for which the capture was drained.
             if ids.get(name, process) != process or gone_for_s > DRAINED_S:
                 await node.write(Delete(kv.key))
                 node.drained.discard(name)

@@ -40,6 +40,8 @@ class History:
         for one in known:
             here = (one.schema.lower(), one.table.lower()) == name
             before = (one.old_schema.lower(), one.old_table.lower()) == name
+            # Old names too, because a rename ends the table's rows under this name. Statements about a whole
+            # schema count if they move rows.
             if here or before or (not one.table and one.schema.lower() == schema and one.action in SILENT):
                 columns = None
                 if here and one.info is not None:
@@ -60,6 +62,8 @@ class History:
         """
         before = self.after(after)
         for at, columns, one in self._lines:
+            # A batch has one set of columns, and after such a DDL the query must not continue unasked: it
+            # lacks rows that no event brings.
             if at > after and (columns != before or one.action in SILENT):
                 return at
         return 0

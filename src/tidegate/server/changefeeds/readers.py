@@ -162,6 +162,8 @@ class Readers:
         feeds = dict(self._reactor.feeds)
         for name, progress in (await self.progress_of_readers(feeds.values())).items():
             silent_s = feeds[name].node.clock.now_ms() / 1000 - progress.queried_ms / 1000
+            # Only one that was never used: what is kept for another one is the only copy of changes that its
+            # query still expects.
             if not progress.used and silent_s > ORPHAN_S:
                 event(LOG, logging.WARNING, "reader removed: no query has read from it", changefeed=str(name))
                 await self._reactor.remove(name)
@@ -206,6 +208,8 @@ class Readers:
         if not found.record.uri.is_reader:
             raise InvalidInput(f"{feed} is a changefeed, not a reader", fix="choose another name")
         progress = await self.do(_changes(found).progress)
+        # docs/guarantees.md#a-spark-query-reads-each-change-once: what the first query has confirmed was
+        # deleted, so a second one would lack it.
         if progress.used:
             raise InvalidInput(
                 f"reader {feed.name} exists, and its query has read up to ts {progress.confirmed_ts}",
@@ -340,6 +344,7 @@ class Readers:
         if confirmed_ts <= before and now - at < QUERIED_S:
             return
         await self.do(_changes(found).receive, found.node.clock.now_ms(), confirmed_ts, used=confirmed_ts > 0)
+        # All at once: an entry that is missing only costs one write more.
         if len(self._received) >= QUERIED_MAX:
             self._received.clear()
         self._received[instance] = now, max(confirmed_ts, before)
@@ -428,6 +433,7 @@ def _check_place(found: Feed, progress: ReaderProgress, start: int) -> None:
             why=progress.stopped_why,
             fix="remove its changefeed, and start a new query with a new checkpoint",
         )
+    # docs/guarantees.md#a-spark-query-reads-each-change-once: an error, never a gap.
     if start < progress.confirmed_ts:
         raise already_confirmed(start, progress.confirmed_ts)
 
@@ -467,7 +473,10 @@ def _plan(found: Feed, asked: Query, start: int, end: int) -> dict[str, Any]:
         )
     history = _history(found, changes, progress)
     if history is not None:
+        # Spark asks for a batch again after a crash. The DDL before it was confirmed then, so it does not
+        # stop the query again.
         check_columns(history, asked, start, replay=True)
+    # Rows of one table stay in one task, which keeps their order.
     parts = 1 if history is not None else PARTS
     tickets = [Ticket(found.id, found.record.info.instance, start, end, part, parts) for part in range(parts)]
     secret = changes.secret()

@@ -130,6 +130,7 @@ class OpenedSink:
 
     async def forget(self, records: Iterable[str]) -> None:
         """Delete records of progress that are not needed any more."""
+        # Safe to do late, or not at all: a record that stays is true, and only costs space.
         await self._thread.call("the end of spans", lambda: self._sink.forget(records))
 
     async def close(self) -> None:

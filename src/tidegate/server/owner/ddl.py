@@ -58,6 +58,8 @@ class OwnerDdl:
         """A new view, not opened yet. Raises Retryable until PD holds the history that it needs."""
         record = self._record
         ddl = FeedDdl(self._node, record.plan, record.filter, OwnerOf(record.id))
+        # docs/guarantees.md#nothing-is-lost: upstream must not be read before PD holds its history, or
+        # deletes may be missing.
         ddl.check_held(self._record.persisted)
         return ddl
 
@@ -66,6 +68,8 @@ class OwnerDdl:
         node, record = self._node, self._record
         batches, known = await ddl.open(record.persisted, waits)
         self._ddl = ddl
+        # docs/guarantees.md#an-initial-load-is-joined-exactly: nothing passes the load's ts until all of it
+        # is durable.
         held_at = record.persisted if record.loading else 0
         owner = Owner(
             record.persisted,
@@ -136,6 +140,8 @@ class OwnerDdl:
             if resolved > owner.barrier.resolved:
                 batches, known = ddl.look(resolved, len(owner.barrier.waiting))
                 owner.learn(batches, known)
+            # The catalogue takes a bounded number of batches, so the next tick must look again without a new
+            # floor.
             self.is_behind = resolved > owner.barrier.resolved
         self._log_disagreement(owner)
 

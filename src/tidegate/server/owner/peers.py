@@ -152,6 +152,7 @@ class Peer:
 
     def receive(self, now: float, epoch: int, sequence: int, *, is_state: bool) -> bool:
         """Note a message; False: it is about the state, and a later one has arrived before."""
+        # It may come back and fall silent again and again: it gets ranges only after `JOIN_S` of answers.
         if now - self.received_at > SILENT_S:
             self.met_at = now
         self.received_at = now
@@ -169,6 +170,7 @@ class Peer:
 
     def fails_to_warm(self, now: float) -> None:
         """Note that it did not become ready. The long pause gives others time to prepare for its ranges."""
+        # All at once and not step by step: each further try would hold up a move for `WARM_MAX_S`.
         self.failures, self.failed_at, self.warming_since = FAILURES_MAX, now, now
 
     def may_try(self, now: float) -> bool:
@@ -229,6 +231,7 @@ class Peer:
 
     def unreported_s(self, now: float) -> float:
         """How long ago it reported `received`, within the time in which the next report must come."""
+        # Bounded, or a capture that is silent would count as one that has kept receiving.
         return min(max(0.0, now - self.received_as_of), 2 * SYNC_S)
 
     def knows(self, upto: int) -> None:
@@ -282,6 +285,8 @@ class Peers:
         """Forget captures that are gone and do not run. Their failures are kept for `FORGIVEN_S`."""
         for capture in captures:
             if (peer := self._all.pop(capture, None)) is not None and peer.failures:
+                # A capture that restarts has no session for a moment. Its failures must outlive that, or it
+                # would get ranges each time.
                 self._failed[capture] = peer.failures, peer.failed_at
         self._failed = {name: one for name, one in self._failed.items() if now - one[1] <= FORGIVEN_S}
 
@@ -325,6 +330,8 @@ class Peers:
         first = max(known.values(), default=0)
         # While no capture advances, none is behind.
         if first > max(self._read.values(), default=0):
+            # Counted by the advances of the others, not by the clock: while upstream itself is silent nobody
+            # falls behind.
             step_s, self._first_at = min(now - self._first_at, STEP_MAX_S), now
             self._behind_s = {
                 name: self._behind_s.get(name, 0.0) + step_s
@@ -342,6 +349,7 @@ class Peers:
     @property
     def loaded(self) -> bool:
         """Whether the initial load is durable on all processors that run."""
+        # docs/guarantees.md#an-initial-load-is-joined-exactly
         return all(peer.status.loaded for peer in self.running)
 
     def total(self, name: str) -> int:

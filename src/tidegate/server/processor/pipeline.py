@@ -142,6 +142,7 @@ class FeedPipeline:
             self.load = replace(self.load, ranges=len(self.load_plan.ranges))
         own, beats = plan.config.tidegate, plan.folder / grant.work_folder / BEATS
         watch = PipelineWatch(node.clock, beats, own.stall_timeout, own.start_timeout)
+        # Last of the files: a process that finds the spec must find all others.
         spec = await asyncio.to_thread(write_spec, plan, grant)
         self.waits, self._asked_at = PIPELINE_STARTS, node.clock.monotonic()
         running = node.application.run(str(self._id), grant.incarnation, spec)
@@ -202,6 +203,8 @@ class FeedPipeline:
         current, machine = self._incarnation, self._machine
         if current is None or incarnation != current.grant.incarnation:
             return
+        # Any report counts, not only progress: a slow sink is not a hang
+        # (docs/guarantees.md#a-hang-never-goes-unnoticed).
         current.watch.received()
         match report:
             case PipelineHello(_, _, pid):
@@ -243,6 +246,7 @@ class FeedPipeline:
         dispatch, plan = self._machine.dispatch, self.load_plan
         if plan is not None and dispatch is not None and dispatch.wish is Wish.RUN and not dispatch.load:
             self.load_plan = None
+            # Before the records are deleted: a plan without them would load everything a second time.
             (self._opened.plan.folder / LOAD_FILE).unlink(missing_ok=True)
             self._machine.over(load_key(one.id) for one in plan.ranges)
 

@@ -55,6 +55,7 @@ class ReaderBounds:
         """Write the file from which an incarnation starts. Raises DiskFull."""
         self.end()
         self._file = file = BoundsFile(plan.folder / "bounds.json", grant.token, opening.ddl.span_id)
+        # An earlier process may have died while it wrote, and its part would take disk space for good.
         file.remove_partial()
         if change := self._due(file, opening):
             self._node.ballast.small(partial(file.put, change))
@@ -115,6 +116,8 @@ class ReaderBounds:
             if self._file is file:  # otherwise it says nothing about the incarnation of now
                 self._fail(error if isinstance(error, TidegateError) else unexpected(error))
             return
+        # docs/guarantees.md#nothing-is-lost: rows may be dropped only once no worker can start below, by the
+        # file that is on disk.
         if floor is not None and self._file is file:
             self._floor.move(self._node.clock.monotonic(), *floor)
 

@@ -88,6 +88,7 @@ class Upkeep:
             name: one.openings.drop_below or (0, 0) for name, one in self._processors.items()
         }
         if owned is not None:
+            # An owner reads the DDL span alone, so no rows are kept for it.
             limits |= {OwnerOf(name): (0, ts) for name, ts in owned.ddl.items()}
         for captured in stores:
             captured.spans.drop_below(limits)
@@ -107,6 +108,7 @@ class Upkeep:
             # After the wait: a changefeed may have been created meanwhile, and need what looked idle.
             if (floor := self._finished()) is not None:
                 for span in captured.spans.sweep(idle, floor):
+                    # A span of the same keys may be followed again later, with a new manifest.
                     self._node.manifests.pop(span, None)
 
     def _finished(self) -> int | None:

@@ -135,6 +135,7 @@ class Pullers:
     def _error(self, failed: Failed) -> FeedError:
         """An error with the time of its first report, so that users see since when it lasts."""
         text = redact("\n".join(filter(None, (failed.what, failed.where, failed.why, failed.fix))))
+        # The same error comes with each retry. Its first time is the one that a person needs.
         if text != self._trouble[0]:
             self._trouble = (text, self._clock.now_ms())
         return FeedError(text, "CDC:ErrPuller", self._trouble[1], self._options.address)
@@ -159,6 +160,7 @@ class Pullers:
                 puller = await spawn(name, command, options.data_dir / f"{name}.log")
             except (OSError, TidegateError) as error:  # for example no disk space for its log
                 event(LOG, logging.WARNING, "puller not started", kv_mode=kv_mode, error=str(error))
+                # The supervisor must outlive a full disk, because nothing else would start the puller again.
                 await asyncio.sleep(RESTART_MAX_S)
                 continue
             self.processes[kv_mode] = puller
@@ -184,11 +186,13 @@ class Pullers:
             while not ended.done():
                 await asyncio.wait({ended}, timeout=WATCH_S)
                 reports, spans = self._report_counts.get(puller.pid, 0), len(self._modes[kv_mode].spans.held)
+                # Without spans a puller has nothing to report, so its silence proves nothing.
                 work = "its start" if not reports else f"{spans} spans to follow" if spans else ""
                 patience = self._options.timeout_s if reports else PULLER_START_S
                 hung = watchdog.step(self._clock.monotonic(), work, reports, patience)
                 if hung is not None and not ended.done():
                     self._on_hung(hung, puller)
+                    # No grace: a process that is stopped or hangs would not see a polite signal.
                     await puller.stop(grace_s=0)
         finally:
             ended.cancel()

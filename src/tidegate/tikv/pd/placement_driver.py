@@ -49,6 +49,7 @@ def load_api_version(engine: Engine, wanted: int | None) -> int:
     stored = engine.get(META, API_VERSION_KEY)
     if stored is None:
         version = wanted or 1
+        # A directory from before versions were stored.
         if has_regions(engine) and version != 1:
             raise InvalidInput("this data directory is of API version 1", fix="give a new --data-dir")
         engine.write([(META, API_VERSION_KEY, bytes([version]))])
@@ -135,6 +136,7 @@ class PlacementDriver:
 
     def store(self, store_id: int) -> pb.GetStoreResponse:
         """A store, or an error in the header."""
+        # A fault may name a store that exists or one that does not, so it comes first.
         reported = self._faults.stores.get(store_id)
         if reported is not None:
             return pb.GetStoreResponse(header=self._header, store=reported)

@@ -44,6 +44,7 @@ class PdRegions:
 
     def hold(self) -> None:
         """Keep reporting the current view."""
+        # States are immutable, so the old one costs nothing and cannot change while it is reported.
         self._held = self._table.state
 
     def release(self) -> None:
@@ -68,6 +69,7 @@ class PdRegions:
         return pb.ScanRegionsResponse(
             header=self._header,
             region_metas=[self._message(each) for each in found],
+            # As PD: the list has a leader for each region, and an empty one where it knows none.
             leaders=[self._leader(each) or NO_LEADER for each in found],
             regions=[self._with_leader(each) for each in found],
         )
@@ -136,6 +138,7 @@ class PdRegions:
         reported = metapb_pb2.Region()
         reported.CopyFrom(region.message)
         del reported.peers[:]
+        # First in the list, to catch clients that take the first peer for one that serves them.
         reported.peers.add(id=FAR_PEER + region.id, store_id=store, role=metapb_pb2.Learner)
         reported.peers.extend(region.message.peers)
         return reported

@@ -61,6 +61,7 @@ class Stores:
         self._mutex = threading.Lock()
         stored = json.loads(engine.get(META, STORES_KEY) or b"[]")
         known = {int(number): address for number, address in stored}
+        # Regions have peers on the stores of the first start; with others some would have no quorum.
         if known and count not in (None, len(known)):
             raise InvalidInput(
                 f"this data directory is of a cluster of {len(known)} stores, not {count}",
@@ -101,6 +102,8 @@ class Stores:
                 is_up=True,
             )
             self._stores[store_id] = info
+            # A store keeps its address over restarts, as a real one does: clients cache it, and must find the
+            # same store there.
             rows = [[each.id, each.address] for each in self._stores.values()]
             self._engine.write([(META, STORES_KEY, json.dumps(rows).encode())])
             self._engine.sync()

@@ -97,6 +97,7 @@ def described(region: Region) -> str:
 
 
 def _now(region: Region, peers: Iterable[Peer], changes: int) -> RegionChange:
+    # By the number of changes, as TiKV counts: clients compare the whole epoch.
     now = replace(region, peers=tuple(peers), conf_ver=region.conf_ver + changes)
     return RegionChange(CommandKind.CHANGE_PEERS, (region,), (now,))
 

@@ -96,6 +96,7 @@ class Region:
             is_in_flashback=bool(self.flashback),
             flashback_start_ts=self.flashback,
         )
+        # Made once for each version of a region, because PD and the stores send it in almost every answer.
         object.__setattr__(self, "message", message)
         leader = self.peer_on(self.leader)
         object.__setattr__(self, "leader_peer", None if leader is None else leader.message())
@@ -129,6 +130,8 @@ class Region:
             stores = [peer.store_id for peer in self.peers if peer.role in roles]
             return sum(store in up for store in stores) * 2 > len(stores)
 
+        # Raft's joint consensus: both the old and the new configuration must agree, or each could elect a
+        # leader.
         return most((Role.VOTER, Role.DEMOTING_VOTER)) and most((Role.VOTER, Role.INCOMING_VOTER))
 
     def contains(self, key: bytes) -> bool:
@@ -166,6 +169,7 @@ def split(boundaries: Sequence[bytes], stores: int = 1) -> list[Region]:
         raise InvalidInput("region split keys must ascend and not be empty")
     starts = [b"", *boundaries]
     ends = [*boundaries, b""]
+    # Two peers would be worse than one: both must be up for a quorum.
     replicas = REPLICAS if stores >= REPLICAS else 1
     regions = []
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):

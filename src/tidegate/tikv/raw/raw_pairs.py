@@ -61,6 +61,7 @@ class RawPairs:
 
     def physical(self, raw: bytes) -> bytes:
         """The form of a key that is compared with region bounds."""
+        # V2 encodes keys so that a timestamp behind them keeps their order; V1 stores them as they are.
         return raw if self._api_version == 1 else keys.encode(raw)
 
     def now_s(self) -> int:
@@ -74,6 +75,7 @@ class RawPairs:
             return None if stored is None else RawValue(stored)
         cursor = view.cursor(mvcc.DEFAULT)
         cursor.seek(key)
+        # The newest version comes first, so the cursor is at it, or at another key.
         if not cursor.valid() or cursor.key()[: -keys.TS_BYTES] != key:
             return None
         found = decode_value(cursor.value())
@@ -110,6 +112,7 @@ class RawPairs:
         now_s = self.now_s()
         cursor = self._engine.cursor(mvcc.DEFAULT)
         if end:
+            # `end` itself is not in the range, and the cursor may stop right at it.
             cursor.seek_for_prev(end)
             if cursor.valid() and cursor.key() >= end:
                 cursor.prev()

@@ -65,6 +65,8 @@ class PdService:
     ) -> Iterator[pdpb_pb2.TsoResponse]:
         for request in requests:
             self._check(request, context)
+            # A frozen TSO does not answer, as a PD without a leader. The client may give up meanwhile, so the
+            # wait looks at it.
             while (response := self._timestamps(request.count, context)) is None:
                 if not context.is_active():
                     return

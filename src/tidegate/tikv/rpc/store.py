@@ -111,6 +111,7 @@ class Store:
         if not self._unanswered.has_room(size):
             self.refuse(request, server_is_busy("too many bytes of requests wait"), answer)
             return
+        # Before it is served: the answer, which takes the size back, may come on another thread at once.
         self._unanswered.add(size)
 
         def served(response: Any, error: Exception | None) -> None:
@@ -127,6 +128,7 @@ class Store:
 
     def _serve(self, call: Call, region: Region, request: Any, answer: Answer) -> None:
         named = call.keys(request) if call.keys is not None else ()
+        # Most requests of a V1 cluster carry no version, and need no check of their keys.
         if self._api_version != 1 or request.context.api_version:
             refusal = self._refusal(call, request, named)
             if refusal:
