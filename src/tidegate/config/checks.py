@@ -80,6 +80,7 @@ def check(config: ReplicaConfig) -> None:
         )
     _check_large(config)
     _check_conflict(config)
+    # docs/guarantees.md#nothing-is-lost
     if kafka.required_acks != -1:
         raise InvalidInput(
             f"required-acks = {kafka.required_acks} would lose rows",
@@ -135,6 +136,8 @@ def _check_pieces(config: ReplicaConfig) -> None:
             key = bytes.fromhex(text)
         except ValueError:
             key = b""
+        # Ascending, because pieces are made from neighbours, and inside a table's records: a cut elsewhere
+        # would divide a stripe.
         if not _RECORD.match(key) or key <= previous:
             raise InvalidInput(
                 f"'{text}' in table-cuts cannot be used",
@@ -229,6 +232,7 @@ def check_registry_url(url: str) -> None:
     """Raises InvalidInput, which does not quote it, unless it can be the address of a registry."""
     try:
         parts = urlsplit(url)
+        # The port is parsed when it is read, and raises ValueError if it is no number.
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False

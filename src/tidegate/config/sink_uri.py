@@ -177,6 +177,7 @@ def parse_source_uri(uri: str) -> tuple[SinkUri, tuple[str, ...]]:
         raise InvalidInput(
             "a topic is named twice", where="sink URI", why=found.topic[:300], fix="name each topic once"
         )
+    # Sorted, so that the numbers of partitions do not depend on the order in which a user names the topics.
     return dataclasses.replace(found, topic=topics[0]), tuple(sorted(topics))
 
 
@@ -199,6 +200,8 @@ def _parse(uri: str) -> SinkUri:
     scheme = parts.scheme.lower()
     if scheme not in SCHEMES:
         _refuse_scheme(scheme)
+    # Refused and not ignored: a password in that place would be shown, because only options are known as
+    # secrets.
     if "@" in parts.netloc:
         raise InvalidInput(
             "a Kafka URI holds no user before the host",
@@ -210,6 +213,7 @@ def _parse(uri: str) -> SinkUri:
     if not hosts:
         raise InvalidInput("the URI names no broker", where="sink URI", fix=URI_FORM)
     given = parse_qsl(parts.query, keep_blank_values=True)
+    # From here on printing the URI, in whatever way, shows no secret.
     options = tuple((k, Secret(v) if k in SECRET_OPTIONS else v) for k, v in given)
     for name, _ in options:
         _check_uri_option(name)

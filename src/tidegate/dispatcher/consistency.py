@@ -83,6 +83,7 @@ class Promise:
 
 def order_of(rules: Iterable[DispatchRule]) -> Order:
     """The weakest order that any of the rules gives; a table that no rule matches is dispatched by table."""
+    # The weakest counts, because the table of levels speaks of the whole changefeed.
     return max((_order(rule) for rule in rules), default=Order.TABLES)
 
 

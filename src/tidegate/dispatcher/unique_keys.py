@@ -61,6 +61,7 @@ def why_by_table(table: TableSchema) -> str:
     if not table.handle_key:
         return "it has no key that its rows are known by"
     movable, positions = _movable(table), _positions(table)
+    # Each partition is a span with a writer of its own, so none of them sees all values of the table.
     if movable and table.partitions:
         return "it is partitioned, so that several writers send its rows"
     for index in movable:
@@ -97,6 +98,8 @@ def _holds_handle(table: TableSchema, index: Index) -> bool:
         for offset, length in zip(index.columns, index.lengths, strict=True)
         if offset in positions and length < 0 and _is_exact(table.columns[positions[offset]])
     }
+    # Partitions are chosen by the handle key's text: with equal texts in it, both rows have one writer and
+    # one order.
     return exact.issuperset(table.handle_key)
 
 

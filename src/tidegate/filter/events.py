@@ -77,6 +77,7 @@ EVENT_NAMES: Final = tuple(
 def ignored_operations(names: Iterable[str]) -> frozenset[str]:
     """The row operations that `ignore-event` names."""
     named = frozenset(names)
+    # `all dml` wins over single names next to it.
     return frozenset(DML_EVENTS) if ALL_DML in named else named & frozenset(DML_EVENTS)
 
 

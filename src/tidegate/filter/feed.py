@@ -78,11 +78,13 @@ class FeedFilter:
 
         `ignore-txn-start-ts` is checked first: with it a user can skip a DDL that stops the changefeed.
         """
+        # Before `admit`, which may raise: otherwise no setting could lead past such a DDL.
         if self.events.skips(emitted.event.start_ts):
             return None
         admitted = ddl_admission.admit(emitted, self.tables, force_replicate=self.force_replicate)
         if not admitted or self.events.ignores_ddl(emitted.event):
             return None
+        # Last: the rules above judge the DDL as upstream has it.
         return self.columns.of_event(emitted.event)
 
     def check(self, tables: Iterable[TableVersion]) -> None:

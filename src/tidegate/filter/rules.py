@@ -142,6 +142,7 @@ def _sql(patterns: Sequence[str], where: str) -> str:
             found(pattern, [""])
         except InvalidInput as error:
             raise InvalidInput(error.what, where=f"{where}[{i}]", why=error.why, fix=error.fix) from None
+    # One pattern, so that a statement is scanned once, however many rules there are.
     return "(?i)" + "|".join(patterns) if patterns else ""
 
 
@@ -155,6 +156,8 @@ def _expressions(rule: EventFilterRule, where: str) -> list[Expression]:
     given = [expression for expression in options if expression.text.strip()]
     for expression in given:
         try:
+            # Only its form can be checked now. Whether it fits a table is known when there is one
+            # (`Condition`).
             parse(expression.text)
         except Refusal as refusal:
             raise refusal.as_input(expression.text, f"{where}.{expression.option}") from None

@@ -93,8 +93,10 @@ class SharedVerdicts:
         if found is not None:
             return found
         taken = {verdicts.place for verdicts in self._held.values()}
+        # The lowest free one, so that the bits of a version stay few: they are one Python integer.
         place = next(place for place in range(len(taken) + 1) if place not in taken)
         found = Verdicts(feed_filter.tables, place, force_replicate=feed_filter.force_replicate)
+        # Only then: to clear bits means to walk over every version of every table.
         if place in self._used:
             found.clear(self._versions())
         self._used.add(place)

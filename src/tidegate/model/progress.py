@@ -194,6 +194,8 @@ class Journal:
 
     def holds(self, event: DdlEvent) -> bool:
         """Whether the event is already durable in the sink."""
+        # docs/guarantees.md#a-ddl-is-delivered-once: by number as well, because several events may share a
+        # ts.
         return (event.finished_ts, event.seq) <= (self.ddl_ts, self.ddl_seq)
 
 
@@ -258,6 +260,8 @@ def delivered(
     found = (
         Delivered(one.bounds, one.rules, one.ts, one.position)
         for one in others
+        # Without them it is not known which rows the record covers, and a row must never be taken for
+        # delivered.
         if one.bounds is not None and (not one.rules or rules_key(one.rules) in records)
     )
     return [one for one in found if one.last_ts > since]
@@ -277,8 +281,11 @@ def outlived(records: Mapping[str, bytes], instance: str, rules: str) -> dict[st
     feed can never again start at or below its ts: at once (ts 0) if it is of another feed of the same name.
     """
     others = {key: one for key, one in _of_all_spans(records).items() if one.rules != rules}
+    # docs/guarantees.md#a-changefeeds-progress-is-its-own: records of an earlier feed are of no use to
+    # anybody.
     found = {key: one.last_ts if one.instance == instance else 0 for key, one in others.items()}
     for digest in table_rules(records).keys() - {rules}:
+        # Rules go last: without them, records that name them could not be understood.
         used = (found[key] for key, one in others.items() if one.rules == digest)
         found[rules_key(digest)] = max(used, default=0)
     return found

@@ -68,6 +68,8 @@ class Wire:
         layout = self._layout(kind)
         if not isinstance(members, dict):
             raise ValueError(f"{layout.word} is no object")
+        # Exactly these members: two versions that differ refuse each other's messages, and do not take half
+        # of one.
         if layout.words != members.keys():
             raise ValueError(f"{layout.word} has the members {sorted(members)}, not {sorted(layout.words)}")
         try:
@@ -94,6 +96,7 @@ class Wire:
     def add(self, forms: Mapping[str, Form]) -> None:
         """Add forms, which may be made from this conversation's own classes."""
         self._forms |= forms
+        # A layout that was made before may lack the new form.
         self._layouts.clear()
 
     def _layout(self, kind: type) -> _Layout:
@@ -118,6 +121,7 @@ def just(*kinds: type) -> Form:
     """A value of one of these types, unchanged."""
 
     def load(value: Any) -> Any:
+        # Not `isinstance`, for which True is an int.
         if type(value) not in kinds:
             raise ValueError(f"{value!r:.80} is not {kinds[0].__name__}")
         return value

@@ -109,8 +109,11 @@ def target_type(column: Column) -> pa.DataType:
             return _UNSIGNED[column.mysql_type]
         case Kind.DECIMAL:
             known = 0 < column.flen <= _DECIMAL_DIGITS
+            # More digits than 38 do not fit Arrow's decimal128. As a text no digit is lost, and it still can
+            # be compared.
             return pa.decimal128(column.flen, max(column.decimal, 0)) if known else pa.string()
         case Kind.BIT:
+            # Delta has no unsigned types. A BIT(64) needs 20 digits; a shorter one fits into a signed word.
             return pa.decimal128(20, 0) if column.flen >= 64 else pa.int64()
         case kind:
             return _FIXED[kind]
@@ -185,6 +188,8 @@ def _readable(block: RowBlock, image: Literal["new", "old"]) -> tuple[int, int]:
     if not isinstance(entries, pa.RecordBatch):
         return 1, 0
     data = entries.column("value" if image == "new" else "old_value").buffers()[2]
+    # The kernel reads 64 bytes at a time. Outside these addresses it must copy byte by byte, because the page
+    # after the buffer may not be mapped.
     return (1, 0) if data is None or data.size < 64 else (data.address, data.address + data.size - 64)
 
 

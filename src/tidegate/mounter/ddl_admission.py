@@ -30,6 +30,7 @@ def follows(table: TableVersion, table_filter: TableFilter, *, force_replicate: 
 
 def concerned(refusal: Refusal, table_filter: TableFilter) -> bool:
     """Whether a changefeed must stop at a refused job."""
+    # It is not known what the job is about, so no changefeed may pass it.
     if not refusal.schema:
         return True
     if not refusal.table:
@@ -56,6 +57,8 @@ def admit(emitted: EmittedDdl, table_filter: TableFilter, *, force_replicate: bo
         # name.
         first, last = emitted.job_names
         old, new = emitted.before is not None and table_filter.matches(*first), table_filter.matches(*last)
+    # docs/guarantees.md#nothing-is-lost: a stop, because the rows from before the rename cannot be sent any
+    # more.
     if event.action == RENAME_TABLE and new and not old:
         raise InvalidInput(
             "a table was renamed into the filter",
@@ -70,6 +73,7 @@ def admit(emitted: EmittedDdl, table_filter: TableFilter, *, force_replicate: bo
             why=event.query[:200],
             fix="let the filter match both or neither, and create the changefeed again from after this job",
         )
+    # A dropped table has no keys to look at, and with force-replicate tables need none.
     if emitted.after is None or force_replicate:
         return new or old
     if new and not emitted.after.eligible and emitted.before is not None and emitted.before.eligible:

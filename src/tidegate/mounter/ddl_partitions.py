@@ -40,6 +40,7 @@ def partitions_after(info: dict[str, Any], action: int, args: Any) -> dict[str, 
     if action == REORGANIZE_PARTITION:  # for hash and key partitions also ADD and COALESCE PARTITION
         return _with(info, _reorganised(_definitions(info), _names(args), _new(args)["definitions"]))
     if action == PARTITION_BY:
+        # Members that pass would make it differ from the finished job's definition: another version.
         new = {key: value for key, value in _new(args).items() if key not in _PASSING}
         return {**info, "id": _new(args)["new_table_id"], "partition": new}
     assert action == REMOVE_PARTITIONING
@@ -61,6 +62,7 @@ def _reorganised(
     if {d["id"] for d in new} <= {d["id"] for d in before}:
         return before  # a catalogue that was read from the store between the steps has them already
     first = [d["name"]["L"] in names for d in before].index(True)
+    # The order of partitions counts, because TiDB looks a row's range up by it.
     stay = [d for d in before[first:] if d["name"]["L"] not in names]
     return [*before[:first], *new, *stay]
 

@@ -70,6 +70,7 @@ def steps(
     Raises Undecodable if a name is not found anywhere, and KeyError, TypeError, ValueError or IndexError for
     arguments of another form.
     """
+    # The order of TableInfos is not the order of steps: a table that is renamed twice has one.
     infos = {info["id"]: info for info in job.table_infos}
     arguments = _arguments(job.args)
     written = names_in(job.query)
@@ -156,6 +157,8 @@ def names_in(query: str) -> list[tuple[Name, Name]]:
             return []
         found.append((old, new))
         if at < len(tokens) and tokens[at] != (",", False):
+            # Something else follows, so the statement was not understood. Names that were guessed from a part
+            # of it could be wrong.
             return found if tokens[at:] == [(";", False)] else []
         at += 1
     return found

@@ -73,6 +73,8 @@ class Refusal:
 
     def error(self) -> Fatal:
         """The error with which a changefeed fails."""
+        # The only way on for a user who knows that the job does not matter: the same rule is asked before the
+        # job is judged.
         passing = f"; to pass over it, set ignore-txn-start-ts = [{self.start_ts}]" if self.start_ts else ""
         return Fatal(self.what, where=self.where, why=self.why, fix=self.fix + passing)
 

@@ -241,6 +241,7 @@ def mount(
         elif table.eligible or options.force_replicate:
             group = decode_group(columns, table, rows, options, failed, checks)
             mounted += [group] if len(group) else []
+    # In the order of the block, so that the quarantine has them in commit order, whatever tables they are of.
     failed.sort(key=lambda row: row.position)
     return mounted, failed
 
@@ -324,6 +325,7 @@ def _by_version(
     times = columns.commit_ts[rows]
     low, high = int(times.min()) - 1, int(times.max()) - 1
     versions = store.versions(physical_id, low, high, follows)
+    # The usual case: no DDL within the block, so its rows need not be compared with the versions one by one.
     if len(versions) == 1 and versions[0][0] <= low:
         yield versions[0][1], rows
         return

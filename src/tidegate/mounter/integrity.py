@@ -107,6 +107,7 @@ def with_checksums(group: RowBlock, checks: Checks) -> RowBlock:
         rows = np.flatnonzero(summed[:, at] & ~raw)
         found[name][rows] = column_sums(group.table, image, rows)
     found["version"] = np.where(group.op == DELETE, versions[:, 1], versions[:, 0])
+    # One flag for both images: a reader sets the whole message aside.
     found["corrupted"] = (outcomes == Outcome.MISMATCHED).any(axis=1)
     found["known"] = (found["current"] != 0) | (found["previous"] != 0)
     return replace(group, checksums=found)
@@ -140,6 +141,8 @@ def _compare_columns(
         sums = column_sums(group.table, image, rows)
         # While a schema change is in progress TiDB writes two sums, for the columns before and after it.
         matched = (sums == carried[rows, at, 0]) | (sums == carried[rows, at, 1])
+        # An old image may be from before a change of columns, which changes its sum. A new one has the
+        # columns of now.
         otherwise = Outcome.EXCUSED if at else Outcome.MISMATCHED
         outcomes[rows, at] = np.where(matched, Outcome.MATCHED, otherwise)
 

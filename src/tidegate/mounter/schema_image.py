@@ -70,6 +70,8 @@ def chunks(image: Image) -> Iterator[Packed]:
         }
     )
     tail = len(body).to_bytes(8, "little")
+    # The length as well: a damaged one would make the reader take definitions for the index. Each definition
+    # has its own sum, so that a mapped file need not be read whole.
     checksum: int = crc32c(body, crc32c(tail))
     yield MAGIC + FORMAT.to_bytes(4, "little") + checksum.to_bytes(4, "little") + tail
     yield body
@@ -133,6 +135,7 @@ def _image(index: dict[str, Any], packed: memoryview, cache: Parsed) -> Image:
     schemas = dict(index["schemas"])
     live, gone = index["tables"], index["dropped_tables"]
     ends = sum(live["size"])
+    # A file that was cut behind its index has a good checksum.
     if ends + sum(gone["size"]) != len(packed):
         raise ValueError(f"{len(packed)} bytes of definitions, {ends + sum(gone['size'])} were promised")
     names = [schemas[number] for number in live["schema_id"]]

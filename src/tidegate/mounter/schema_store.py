@@ -135,11 +135,13 @@ class SchemaStore:
     def _read(self, schema_id: int, value: bytes, ts: int) -> Iterator[TableVersion]:
         """A table or view, without the name of its schema, which comes later in the order of keys."""
         info = table_info.parse(value, f"schema id {schema_id}")
+        # A sequence has keys like a table, and no rows that a changefeed could send.
         if not info.get("sequence"):
             yield TableVersion.of(schema_id, "", info, ts, self.cache, value)
 
     def _add(self, table: TableVersion) -> None:
         name = self.schema_name(table.schema_id)
+        # System tables are never sent. The two that hold DDL jobs are needed to read these.
         if name is None or (is_system_schema(name) and table.id not in _META_COLUMNS):
             return
         table.schema = name
@@ -223,6 +225,7 @@ class SchemaStore:
             ]
             followed = [follows(one) for one in versions]
             found += [physical_id] if any(followed) else []
+            # Then no row has to be judged by itself, and a reader can take all rows as they are.
             alone = alone and all(followed)
         return found, alone
 

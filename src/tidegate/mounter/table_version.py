@@ -133,6 +133,7 @@ class TableVersion:
                 table_info.name_of(info),
                 ts,
                 table_info.physical_ids(info),
+                # Packed at once, because a catalogue may have 100,000 tables, most of which no row needs.
                 pack(json or orjson.dumps(info)),
                 eligible=is_view or table_info.has_handle_key(info),
                 is_view=is_view,

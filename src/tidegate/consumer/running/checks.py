@@ -102,8 +102,7 @@ def check_same(
     not past `until`.
     """
     _check_progress(held, topic, target)
-    # Compared by names: the numbers of partitions depend on the order of the topics in --source, which may
-    # change between runs.
+    # Compared by names: a topic that is added to --source changes the numbers of the others.
     places = [place_of(held.topics, number) for number in held.partitions]
     if not {name for name, _ in places} <= set(topic.names) or held.protocol != topic.options.protocol:
         raise InvalidInput(
