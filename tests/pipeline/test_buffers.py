@@ -14,7 +14,7 @@ from tidegate.model.message import MessageBlock
 from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.worker.access import LocalAccess
-from tidegate.pipeline.worker.buffers import KEPT, KEPT_BYTES, WASTE, Buffers
+from tidegate.pipeline.worker.buffers import KEPT, KEPT_BYTES, UNUSED, WASTE, Buffers
 from tidegate.pipeline.worker.deliver import Worker
 from tidegate.sink.base import Content
 
@@ -53,6 +53,17 @@ def test_buffers_that_are_kept_are_bounded_and_forgotten_at_rest() -> None:
     buffers.next_piece()
     buffers.forget()
     assert not np.shares_memory(buffers.take(10), small)
+
+
+def test_a_buffer_that_later_pieces_do_not_use_is_given_up() -> None:
+    buffers = Buffers()
+    large = buffers.take(100_000)
+    buffers.next_piece()
+    for _ in range(UNUSED):
+        assert any(one.buffer is large for one in buffers._free)
+        buffers.take(1000)
+        buffers.next_piece()
+    assert not any(one.buffer is large for one in buffers._free)
 
 
 class Noting(Keeper):

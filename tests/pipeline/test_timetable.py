@@ -146,6 +146,24 @@ def test_an_address_with_a_stuck_worker_comes_last_and_not_among_the_last() -> N
     assert rooms(alone, free=1) == [0, 0, 1, 1, 1], "no address answers, so none is preferred"
 
 
+def test_a_cluster_has_workers_for_an_address_with_a_stuck_one() -> None:
+    table = stuck_at_one()
+    table.resize(8)
+    assert rooms(table, free=6) == [0, 0, 1, 1, 8]
+    assert rooms(table, free=2) == [0, 0, 0, 0, 8], "the last ones are left for addresses that answer"
+    assert rooms(table, free=0) == [0, 0, 1, 1, 8], "a worker that is yet to come may go there"
+
+
+def test_an_address_that_is_only_not_proven_has_its_turn() -> None:
+    """Nothing but the delivery of such a changefeed can prove its address."""
+    table = stuck_at_one()
+    for name in "ab":
+        table.over(name)
+        table.back(name, WorkKind.DELIVER)
+    table.give("e", WorkKind.DELIVER)
+    assert table.in_turn("ec") == ["c", "e"]
+
+
 def test_an_ended_feed_gets_no_more_work_and_its_open_work_is_known() -> None:
     table: Timetable[str] = Timetable(CORES)
     table.ask_begin("a", "one", 0)

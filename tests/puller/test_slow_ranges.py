@@ -98,7 +98,7 @@ def test_each_risen_mark_asks_for_one_look_while_a_range_is_slow(world: World) -
     for n in (2, 3):
         world.looks.risen()
         world.looks.risen()
-        world.run()
+        world.run(slow_ranges.REST_S)
         assert len(world.kept) == world.published == n
 
 
@@ -114,12 +114,23 @@ def test_looks_rest_in_proportion_to_the_time_they_take(world: World) -> None:
     assert len(world.kept) == 2
 
 
+def test_looks_that_take_long_use_a_fifth_of_the_time(world: World) -> None:
+    """The coordinator also calls `tend`, and marks never stop rising."""
+    world.slow_ts, world.look_s = EARLIER, 1.0
+    while world.clock.now < 60:
+        world.looks.tend()
+        world.looks.risen()
+        world.run(0.05)
+        assert len(world.inbox._timers) <= 1
+    assert len(world.kept) <= 60 / (1 + slow_ranges.LOOK_REST) + 1
+
+
 def test_looks_are_seldom_again_once_no_range_is_slow(world: World) -> None:
     world.slow_ts = EARLIER
     world.looks.tend()
     world.slow_ts = NOW
     world.looks.risen()
-    world.run()
+    world.run(slow_ranges.REST_S)
     world.slow_ts = EARLIER
     world.looks.risen()
     world.looks.tend()
@@ -134,7 +145,7 @@ def test_a_full_disk_ends_no_look(world: World) -> None:
     world.slow_ts, world.disk_is_full = EARLIER, True
     world.looks.tend()
     world.looks.risen()
-    world.run()
+    world.run(slow_ranges.REST_S)
     assert world.published == 2
 
 

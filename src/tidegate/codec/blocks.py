@@ -65,7 +65,10 @@ def encode_block(
         partition,
         options,
         large,
-        lambda rows, to, plain: _Encoding(rows, to, plain, build_ms, taken).run(),
+        # Each reduced row is encoded by itself. With `taken`, the memory of all of them would be held at once.
+        lambda rows, to, plain: _Encoding(
+            rows, to, plain, build_ms, taken if rows is block else buffer
+        ).run(),
     )
 
 

@@ -28,8 +28,9 @@ from tidegate.puller.watched_span import WatchedSpan
 LOOK_S: Final = 0.5
 """How often the puller looks for slow ranges while it finds none."""
 LOOK_REST: Final = 4
-"""After a look that has found some, the next one waits this many times as long as it took. So looks use at
-most a fifth of a core, as seals do, however many stripes have slow ranges."""
+"""After a look that has found some, the next one waits this many times as long as it took, and at least
+REST_S. So looks use at most a fifth of a core, as seals do, however many stripes have slow ranges."""
+REST_S: Final = 0.01
 BEHIND_MS: Final = 1_000
 """A range is slow if it is this far behind the newest resolved ts of all spans."""
 BEHIND_MAX: Final = 64
@@ -62,19 +63,24 @@ class SlowRanges:
 
     def tend(self) -> None:
         """Look, if ranges may have become slow since the last look. Called a few times a second."""
-        if self._clock.monotonic() - self._looked_at >= LOOK_S:
+        now = self._clock.monotonic()
+        if now - self._looked_at >= LOOK_S and now >= self._next_at:
             self.look()
 
     def _look_after_rest(self) -> None:
+        # Otherwise `tend` has looked since the mark rose, so nothing is asked for any more.
+        if not self._is_due:
+            return
         rest = self._next_at - self._clock.monotonic()
         if rest > 0:
-            self._inbox.after(rest, self.look)
+            self._inbox.after(rest, self._look_after_rest)
         else:
             self.look()
 
     def look(self) -> None:
         """Store and publish the changes of the ranges that are not slow, in all stripes with slow ranges."""
-        # Before the marks are read: one that rises during this look asks for the next one.
+        # Before the marks are read: one that rises during this look asks for the next one, unless no range
+        # was slow before.
         self._is_due = False
         began = self._looked_at = self._clock.monotonic()
         # While there is no room, storing more for some readers would take it from all.
@@ -86,7 +92,7 @@ class SlowRanges:
                 # of these readers would double.
                 self._store.publish()
             ended = self._clock.monotonic()
-            self._next_at = ended + LOOK_REST * (ended - began)
+            self._next_at = ended + max(REST_S, LOOK_REST * (ended - began))
 
     def _part(self, spans: Sequence[WatchedSpan]) -> bool:
         """For each stripe with slow ranges, store the changes of the other ranges and record their ts in the

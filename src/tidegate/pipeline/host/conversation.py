@@ -112,6 +112,11 @@ class Conversation:
         while True:
             match (work.piece, worker.received()):
                 case (Deliver(), Reached(spans)):
+                    with self._changed:
+                        # The sink has acknowledged rows. If the worker was killed, its address counts as
+                        # silent, and an earlier report must not change that.
+                        if not worker.killed:
+                            self._timetable.answered(one.key, well=True)
                     self._incarnations.durable(one, Durable(one.spec.token, spans))
                 case (Deliver(_, ranges), Delivered(spans, stats)):
                     assert one.backlog is not None

@@ -100,8 +100,8 @@ class SignsOfLife:
             if not worker.note(work, silence):
                 return
             # docs/guarantees.md#trouble-of-one-changefeed-does-not-spread-to-others: before a spare worker
-            # comes, which must not go to the same address. Once for each piece, because a piece that ends
-            # there later shows that the address answers.
+            # comes, which must not go to the same address. Once for each silence, because rows that are
+            # acknowledged there later show that the address answers.
             if worker.is_stuck and not was_stuck:
                 self._timetable.doubt(work.of.key)
             if silence.is_hung and not worker.killed:

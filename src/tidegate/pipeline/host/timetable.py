@@ -71,6 +71,8 @@ class Timetable(Generic[Key]):
         self._cores = cores
         self._apart = cores
         """How many may begin at once, and how many may load. The other workers are left for deliveries."""
+        self._reserve = cores
+        """How many free workers an address with a stuck worker leaves for the others."""
         self._begins: dict[Key, _Waiting[Key]] = {}
         self._loads: Counter[Key] = Counter()
         """The number of waiting shares of each changefeed's load."""
@@ -88,6 +90,8 @@ class Timetable(Generic[Key]):
         self._cores = cores
         # At least one, or a cluster of one or two cores would begin nothing at all.
         self._apart = max(1, cores - 2)
+        # There are no more workers than cores, so that as many as on one machine would be all.
+        self._reserve = min(2, cores - 1)
 
     def ask_begin(self, key: Key, address: str, failures: int) -> None:
         """A changefeed waits to begin at a sink's address. `failures`: its consecutive failures before."""
@@ -120,19 +124,21 @@ class Timetable(Generic[Key]):
 
     def in_turn(self, keys: Collection[Key]) -> list[Key]:
         """Sort changefeeds by their turn: the one whose last delivery is oldest comes first, those at
-        addresses that are not proven come last.
+        addresses with a stuck worker come last.
+
+        Those at an address that is only not proven do not: their delivery is what would prove it.
         """
-        proven, served = self._proven, self._served
-        return sorted(keys, key=lambda key: (self._addresses[key] not in proven, served.get(key, 0)))
+        served, last = self._served, {self._addresses[key] for key in self._stuck} - self._proven
+        return sorted(keys, key=lambda key: (self._addresses[key] in last, served.get(key, 0)))
 
     def room(self, key: Key, at_once: int, free: int) -> int:
         """How many more workers may deliver for a changefeed. `at_once`: how many its sink takes in all.
-        `free`: how many workers are free.
+        `free`: how many workers are free; with 0, the answer is for a worker that is yet to come.
         """
         if self._addresses[key] in self._tried(WorkKind.DELIVER):
             return 0
         # The next one there may be stuck as well, so a few workers are left for addresses that answer.
-        if free <= self._cores and self._proven and self._is_stuck(self._addresses[key]):
+        if 0 < free <= self._reserve and self._proven and self._is_stuck(self._addresses[key]):
             return 0
         # The first delivery proves the address; only then more workers go there.
         most = min(at_once, self._cores) if self._addresses[key] in self._proven else 1

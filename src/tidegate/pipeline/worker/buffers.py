@@ -13,6 +13,7 @@ failed, and writers keep no reference to what they were given (`sink.base.Writer
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -21,9 +22,11 @@ import numpy.typing as npt
 from tidegate.kernel import PAD, buffer
 
 KEPT_BYTES: Final = 64 << 20
-"""A process keeps at most so much memory while nothing is encoded."""
+"""A process keeps at most so much memory from one piece to the next."""
 KEPT: Final = 8
 """It keeps at most this many buffers: a piece has one for each of its tables."""
+UNUSED: Final = 16
+"""A buffer that so many pieces did not use is given up: pieces have become smaller."""
 WASTE: Final = 4
 """A buffer is not used for messages that are expected to fill less than one part in so many of it: a larger
 table of the same piece may need it."""
@@ -31,19 +34,28 @@ table of the same piece may need it."""
 Bytes = npt.NDArray[np.uint8]
 
 
+@dataclass(slots=True)
+class _Free:
+    """A buffer that can be taken."""
+
+    buffer: Bytes
+    unused: int = 0
+    """The number of pieces that did not use it."""
+
+
 class Buffers(threading.local):
     """The buffers of this thread. A worker does all its work in one thread."""
 
     def __init__(self) -> None:
-        self._free: list[Bytes] = []
+        self._free: list[_Free] = []
         """The smallest first."""
         self._taken: list[Bytes] = []
 
     def take(self, size: int) -> Bytes:
         """A buffer for `size` bytes and `PAD` more, with any contents, until `next_piece`."""
         for number, each in enumerate(self._free):
-            if size + PAD <= len(each) <= WASTE * (size + PAD):
-                found = self._free.pop(number)
+            if size + PAD <= len(each.buffer) <= WASTE * (size + PAD):
+                found = self._free.pop(number).buffer
                 break
         else:
             found = buffer(size)
@@ -51,13 +63,18 @@ class Buffers(threading.local):
         return found
 
     def next_piece(self) -> None:
-        """Nothing refers any more to the buffers that were taken. The largest are kept, within the bounds."""
-        kept, size = list[Bytes](), 0
-        for each in sorted(self._free + self._taken, key=len, reverse=True)[:KEPT]:
-            if size + len(each) <= KEPT_BYTES:
+        """Nothing refers any more to the buffers that were taken. They are kept within the bounds, those that
+        were used last and the largest first.
+        """
+        for each in self._free:
+            each.unused += 1
+        self._free += [_Free(each) for each in self._taken]
+        kept, size = list[_Free](), 0
+        for each in sorted(self._free, key=lambda one: (one.unused, -len(one.buffer))):
+            if each.unused < UNUSED and len(kept) < KEPT and size + len(each.buffer) <= KEPT_BYTES:
                 kept.append(each)
-                size += len(each)
-        self._free, self._taken = kept[::-1], []
+                size += len(each.buffer)
+        self._free, self._taken = sorted(kept, key=lambda one: len(one.buffer)), []
 
     def forget(self) -> None:
         """Keep none: the worker has had no work for a while."""
