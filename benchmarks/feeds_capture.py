@@ -289,9 +289,7 @@ class FeedReader(Reader):
 
     def watch(self) -> None:
         """Note the first rows that are committed from now on."""
-        # The dict is replaced first: the other thread may still add rows of the call before.
-        self._since_ms, self._first = float("inf"), {}
-        self._since_ms = time.time() * 1000
+        self._since_ms, self._first = time.time() * 1000, {}
 
     def first_rows(self) -> list[float] | None:
         """When each topic's first row since `watch` was read (monotonic). None until all have one."""
@@ -300,8 +298,10 @@ class FeedReader(Reader):
 
     def _take(self, message: Message, now: float, stamp: float) -> None:
         super()._take(message, now, stamp)
-        if message.topic() not in self._first and any(ms > self._since_ms for ms in committed(message)):
-            self._first[message.topic()] = stamp
+        # In the other order than `watch` sets them: a row of before never gets into the new dict.
+        first, since_ms = self._first, self._since_ms
+        if message.topic() not in first and any(ms > since_ms for ms in committed(message)):
+            first[message.topic()] = stamp
 
 
 @contextmanager

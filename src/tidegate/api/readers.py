@@ -146,7 +146,7 @@ async def changes(request: Request) -> Response:
     Query: `past` the number of a piece; those beyond it are sent (left out: all).
     Answer: pieces, each its number and length (8 bytes each, big-endian) and an Arrow IPC stream; two zeros
         end them.
-    Errors: ErrReaderTicket, ErrChangeFeedNotExists, ErrReaderDDL.
+    Errors: ErrReaderTicket, ErrChangeFeedNotExists, ErrReaderDDL, ErrReaderSilent.
     """
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     if kind != "Ticket":

@@ -65,7 +65,7 @@ def encode_block(
         partition,
         options,
         large,
-        # Each reduced row is encoded by itself. With `taken`, the memory of all of them would be held at once.
+        # Each reduced row is encoded by itself. With `taken`, the memory of all would be held at once.
         lambda rows, to, plain: _Encoding(
             rows, to, plain, build_ms, taken if rows is block else buffer
         ).run(),

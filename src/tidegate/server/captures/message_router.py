@@ -116,8 +116,8 @@ class MessageRouter:
         parsed: Message = parse(orjson.loads(message), (*FROM_OWNER, *FROM_PROCESSOR))
         match parsed:
             case Announce():
-                self._note_version(sender, parsed.owner_version)
-                self._deliver_to_processor(sender, parsed.header, message)
+                if self._deliver_to_processor(sender, parsed.header, message):
+                    self._note_version(sender, parsed.owner_version)
             case Dispatch():
                 self._deliver_to_processor(sender, parsed.header, message)
             case Sync() | DispatchResponse() | Checkpoint():
@@ -133,13 +133,16 @@ class MessageRouter:
             event(LOG, logging.WARNING, "capture gets no ranges while others can have them", why=why)
         self._owner_version = version
 
-    def _deliver_to_processor(self, sender: str, header: Header, message: bytes) -> None:
+    def _deliver_to_processor(self, sender: str, header: Header, message: bytes) -> bool:
+        """Returns whether it is of the newest owner that is known."""
         if header.capture != self._capture:
-            return  # it was meant for a capture that had this address earlier
+            return False  # it was meant for a capture that had this address earlier
         # A message of an earlier owner may be late. Answers to it must not go to that owner.
-        if header.owner_rev >= self._owned_by.get(header.changefeed, (0, ""))[0]:
+        is_newest = header.owner_rev >= self._owned_by.get(header.changefeed, (0, ""))[0]
+        if is_newest:
             self._owned_by[header.changefeed] = header.owner_rev, sender
         self._put_to_processor(header.changefeed, message)
+        return is_newest
 
     def _put_to_processor(self, changefeed: str, message: bytes) -> None:
         # `begins` may refuse, so the box is looked up again.

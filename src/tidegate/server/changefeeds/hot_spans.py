@@ -23,12 +23,14 @@ SPANS_NAMED: Final = 5
 """The most hot spans that are shown one by one. There are always fewer than captures."""
 
 OF_A_TABLE: Final = (
-    "cut it: [scheduler] enable-table-across-nodes = true, and a region-threshold below its number of regions"
+    "cut it: [scheduler] enable-table-across-nodes = true, and a region-threshold and a "
+    "region-count-per-span below its number of regions"
 )
 OF_A_PIECE: Final = "cut its table into more pieces: a smaller [scheduler] region-count-per-span"
 OF_A_STRIPE: Final = (
     "take narrower stripes: a smaller [tidegate] ids-per-stripe; if one of its tables is large, cut that: "
-    "[scheduler] enable-table-across-nodes = true, and a region-threshold below its number of regions"
+    "[scheduler] enable-table-across-nodes = true, and a region-threshold and a region-count-per-span below "
+    "its number of regions"
 )
 
 

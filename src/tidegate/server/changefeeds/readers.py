@@ -18,7 +18,7 @@ import contextlib
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -53,6 +53,7 @@ from tidegate.sink.reader.changes import (
     SEQ_A_TS,
     SILENT_CODE,
     Changes,
+    NoLongerKept,
     ReaderProgress,
     StoredRows,
     already_confirmed,
@@ -341,7 +342,9 @@ class Readers:
         now, instance = asyncio.get_running_loop().time(), found.record.info.instance
         at, before = self._received.get(instance, (float("-inf"), -1))
         # A write waits for the disk, and each batch asks several times.
-        if confirmed_ts <= before and now - at < QUERIED_S:
+        # Often enough that a query that asks never counts as silent.
+        seldom_s = min(QUERIED_S, int(found.record.uri.option("hold")) / 4)
+        if confirmed_ts <= before and now - at < seldom_s:
             return
         await self.do(_changes(found).receive, found.node.clock.now_ms(), confirmed_ts, used=confirmed_ts > 0)
         # All at once: an entry that is missing only costs one write more.
@@ -372,16 +375,27 @@ def ddl_piece(changes: Changes, start: int, end: int) -> bytes | None:
     return data
 
 
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Give the error after a reader was given up its code."""
+    try:
+        yield
+    except NoLongerKept as error:
+        raise Refused(SILENT_CODE, error.what, where=error.where, why=error.why, fix=error.fix) from error
+
+
 def numbers_of(ticket: Ticket, changes: Changes, past: int, *, ddl: bool) -> list[int]:
     """The numbers of a ticket's pieces above `past`."""
-    found = changes.numbers(ticket.start, ticket.end, past, ticket.part, ticket.parts)
+    with _refused():
+        found = changes.numbers(ticket.start, ticket.end, past, ticket.part, ticket.parts)
     return [*found, DDL_PIECE] if ddl and ticket.part == 0 and past < DDL_PIECE else found
 
 
 def piece_of(ticket: Ticket, changes: Changes, n: int) -> StoredRows | None:
     """A piece by its number; None: it would have DDL, but there was none."""
     if n < DDL_PIECE:
-        return changes.piece(n, ticket.start)
+        with _refused():
+            return changes.piece(n, ticket.start)
     data = ddl_piece(changes, ticket.start, ticket.end)
     return StoredRows(n, data) if data is not None else None
 

@@ -354,9 +354,13 @@ def already_confirmed(start: int, confirmed_ts: int) -> InvalidInput:
     )
 
 
-def no_longer_kept(why: str) -> InvalidInput:
+class NoLongerKept(InvalidInput):
+    """The reader of a query was given up."""
+
+
+def no_longer_kept(why: str) -> NoLongerKept:
     """The error for a query whose reader was given up. `why`: `ReaderProgress.stopped_why`."""
-    return InvalidInput(
+    return NoLongerKept(
         f"[{SILENT_CODE}]nothing is kept for the query any more",
         where="its reader",
         why=why,
