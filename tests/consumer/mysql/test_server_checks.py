@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tidegate.consumer.mysql.dialect import DIALECT, Dialect
+from tidegate.consumer.mysql.found import Ask
 from tidegate.consumer.mysql.server_checks import check_server
 from tidegate.errors import InvalidInput
 
@@ -46,10 +47,26 @@ def test_mysql_is_refused_before_defaults_may_be_expressions() -> None:
             checked(version=old)
 
 
+ALL = ["GRANT ALL PRIVILEGES ON *.* TO 'root'@'%' WITH GRANT OPTION"]
+
+
+def tidb(grants: list[str], config: str | None = None) -> Ask:
+    """A TiDB with names of sessions, these grants, and this configuration; None: it is not shown."""
+
+    def ask(query: str, *_: Any) -> list[tuple[Any, ...]]:
+        if query == "SHOW GRANTS":
+            return [(grant,) for grant in grants]
+        if "tidb_config" in query:
+            return [("tidb_config", config)] if config is not None else []
+        return [(1,)]
+
+    return ask
+
+
 @pytest.mark.parametrize(
     ("grants", "good"),
     [
-        (["GRANT ALL PRIVILEGES ON *.* TO 'root'@'%' WITH GRANT OPTION"], True),
+        (ALL, True),
         (["GRANT PROCESS ON *.* TO 'a'@'%'", "GRANT CONNECTION_ADMIN ON *.* TO 'a'@'%'"], True),
         (["GRANT SELECT,PROCESS,SUPER ON *.* TO 'a'@'%'"], True),
         (["GRANT USAGE ON *.* TO 'a'@'%'", "GRANT ALL PRIVILEGES ON `shop`.* TO 'a'@'%'"], False),
@@ -58,15 +75,25 @@ def test_mysql_is_refused_before_defaults_may_be_expressions() -> None:
     ],
 )
 def test_a_user_of_tidb_must_see_all_sessions(grants: list[str], good: bool) -> None:
-    def ask(query: str, *_: Any) -> list[tuple[Any, ...]]:
-        return [(grant,) for grant in grants] if query == "SHOW GRANTS" else [(1,)]
-
+    ask = tidb(grants)
     if good:
         check_server(ask, Dialect.TIDB, "mysql://somewhere/")
         return
     with pytest.raises(InvalidInput, match="another user") as refused:
         check_server(ask, Dialect.TIDB, "mysql://somewhere/")
     assert "PROCESS" in refused.value.fix
+
+
+@pytest.mark.parametrize("config", [None, '{"port": 4000}', '{"enable-global-kill": true}'])
+def test_a_tidb_that_ends_sessions_of_other_servers_is_taken(config: str | None) -> None:
+    """Where the configuration is hidden, or has no such word, KILL shows it."""
+    check_server(tidb(ALL, config), Dialect.TIDB, "mysql://somewhere/")
+
+
+def test_a_tidb_whose_connection_ids_are_per_server_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="enable-global-kill is false") as refused:
+        check_server(tidb(ALL, '{"enable-global-kill": false}'), Dialect.TIDB, "mysql://somewhere/")
+    assert "enable-global-kill to true" in refused.value.fix
 
 
 def test_a_tidb_whose_sessions_have_no_names_is_refused() -> None:

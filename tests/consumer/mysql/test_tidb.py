@@ -244,6 +244,22 @@ def test_each_session_has_a_name_with_its_token(mariadb: MySqlServer, rows: Conn
         assert mode == "pessimistic"
 
 
+def test_a_session_with_the_id_of_our_own_is_found(
+    mariadb: MySqlServer, rows: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if another TiDB server had given this id, too: ids may be per server."""
+    old = taken(mariadb, name)
+    asking = Hold.rows_with_warnings
+
+    def same_id(hold: Hold, statement: str, *values: Any) -> tuple[list[tuple[Any, ...]], list[str]]:
+        number = str(old.hold.control.thread_id())
+        return asking(hold, statement.replace("CONNECTION_ID()", number), *values)
+
+    monkeypatch.setattr(Hold, "rows_with_warnings", same_id)
+    _, holder = Progress(Hold(mariadb, name)).look_on()
+    assert holder.startswith(f"connection {old.hold.control.thread_id()} of ")
+
+
 def test_a_user_that_does_not_see_all_sessions_is_refused(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:

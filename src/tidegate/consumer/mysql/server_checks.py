@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -75,7 +76,7 @@ def check_server(ask: Ask, dialect: Dialect, target: str) -> None:
 
 
 def _check_tidb(ask: Ask, target: str) -> None:
-    """InvalidInput when an earlier consumer's sessions could not be found."""
+    """InvalidInput when an earlier consumer's sessions could not be found or ended."""
     named = ask(
         "SELECT 1 FROM information_schema.columns WHERE table_schema='information_schema'"
         " AND table_name='CLUSTER_PROCESSLIST' AND column_name='SESSION_ALIAS'"
@@ -97,6 +98,16 @@ def _check_tidb(ask: Ask, target: str) -> None:
             "another user; SHOW GRANTS has no PROCESS ON *.*",
             fix="GRANT PROCESS, CONNECTION_ADMIN ON *.* to the user",
         )
+    # By SHOW, which leaves it out where a security-enhanced mode hides it; KILL then shows whether it works.
+    for _, config in ask("SHOW VARIABLES WHERE Variable_name='tidb_config'"):
+        if json.loads(config).get("enable-global-kill") is False:
+            raise InvalidInput(
+                "the target database does not let sessions of other servers be ended",
+                where=target,
+                why="enable-global-kill is false: a connection id may be given twice in the cluster, and a "
+                "consumer that takes over could not end the sessions of an earlier one",
+                fix="set enable-global-kill to true in the configuration of each TiDB server; restart them",
+            )
 
 
 def check_engine(ask: Ask, target: str) -> None:

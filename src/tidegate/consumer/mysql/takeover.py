@@ -30,7 +30,7 @@ class Session:
     """A session of a consumer, as a server lists it."""
 
     number: int
-    """Its connection id, which is unique in the cluster."""
+    """Its connection id; unique in the cluster, because a server without `enable-global-kill` is refused."""
     server: str
     client: str
     token: int

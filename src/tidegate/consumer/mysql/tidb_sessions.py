@@ -132,10 +132,14 @@ class TidbSessions:
         return Look(sessions, silent, self._jobs())
 
     def _listed(self) -> tuple[list[Session], list[str]]:
-        """This consumer's sessions, without our own, and the errors of servers that have not answered."""
+        """This consumer's sessions, and the errors of servers that have not answered.
+
+        Our own session is not left out by its id, which another session may have if a server has no global
+        ids: before a takeover it has no name yet, and after it our token.
+        """
         rows, silent = self._hold.rows_with_warnings(
             "SELECT id, instance, host, session_alias FROM information_schema.cluster_processlist"
-            " WHERE session_alias LIKE %s AND id<>CONNECTION_ID()",
+            " WHERE session_alias LIKE %s",
             f"tidegate.{self._digest}.%",
         )
         found = [session_of(self._digest, int(one), *map(str, rest)) for one, *rest in rows]
