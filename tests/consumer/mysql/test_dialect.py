@@ -77,7 +77,7 @@ def test_only_mysql_gets_an_expression_as_the_default_of_a_text() -> None:
 
 
 def test_a_text_of_earlier_rows_that_tidb_takes_as_no_default_is_refused() -> None:
-    added = column_of(245, -1, flag=1, charset="binary")
+    added = column_of(245, -1, flag=1)
     assert "'null'" in column_text(added, Dialect.MARIADB, fill=True)
     assert column_text(added, Dialect.TIDB, fill=True) == "JSON NOT NULL", "TiDB fills it with null"
     assert "DEFAULT" not in column_text(added, Dialect.TIDB)
@@ -85,6 +85,29 @@ def test_a_text_of_earlier_rows_that_tidb_takes_as_no_default_is_refused() -> No
     with pytest.raises(Fatal, match="earlier rows hold 'x'") as refused:
         default_of_text(Dialect.TIDB, "'x'", "c")
     assert "--skip-ddl" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("code", "default", "text", "first"),
+    [
+        (252, "", "TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", None),
+        (245, "null", "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", "JSON NOT NULL"),
+    ],
+)
+def test_a_column_that_tidb_gives_no_default_becomes_nullable_later(
+    code: int, default: str, text: str, first: str | None
+) -> None:
+    """Such a default comes from an upstream that is not strict. Older rows would hold NULL, and not it."""
+    with_text = [ColumnSpec("a", 3, 11, flag=NOT_NULL), ColumnSpec("c", code, -1, text=code == 252)]
+    info = OneTable.of(with_text).info
+    info["cols"][1] |= {"default": default, "origin_default": default}
+    held, made = (definition.from_info("shop", one, 1) for one in (BAG.info, info))
+    sources = tuple(Source(column, column if column.name == "a" else None, None) for column in made.columns)
+    assert alterations(held, made, sources, dialect=Dialect.TIDB) == [
+        f"ADD COLUMN `c` {first or f'{text} NOT NULL'} AFTER `a`",
+        f"MODIFY COLUMN `c` {text} NULL",
+    ]
+    assert f"`c` {text} NULL," in create_table(made, Dialect.TIDB), "the topic's rows have all values"
 
 
 @pytest.mark.parametrize("clustered", [True, False])

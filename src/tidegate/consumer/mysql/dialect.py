@@ -49,8 +49,8 @@ def collation_at(dialect: Dialect, collation: str) -> str:
 def default_of_text(dialect: Dialect, literal: str, column: str) -> str:
     """The DEFAULT of a TEXT or BLOB column: MySQL takes no literal there, but an expression.
 
-    TiDB takes neither. An empty text needs no default, because rows older than such a column get it anyway;
-    Fatal for another one.
+    TiDB takes neither. An empty text needs no default, because rows older than a column that is NOT NULL get
+    it anyway; Fatal for another one.
     """
     if dialect is Dialect.TIDB:
         if literal in ("''", "X''"):

@@ -151,14 +151,19 @@ def alterations(
 
 def column_text(column: Column, dialect: Dialect = Dialect.MARIADB, *, fill: bool = False) -> str:
     """Type and attributes of a column. `fill`: the default is the value for rows older than the column."""
-    default = _fill_text(column) if fill else _default_text(column)
-    if dialect is Dialect.TIDB and column.mysql_type == _JSON and default == "'null'":
-        # The default that TiDB takes for no TEXT, and that a JSON has without one. The statement that gives
-        # the column its own type follows, because the texts differ.
-        return "JSON NOT NULL"
-    parts = [type_text(column, dialect), "NULL" if column.nullable else "NOT NULL"]
+    default, nullable = _fill_text(column) if fill else _default_text(column), column.nullable
     if default and column.mysql_type in (*_TEXTS, _JSON, _VECTOR):
-        default = default_of_text(dialect, default, column.name)
+        if dialect is Dialect.TIDB and not fill:
+            default = ""  # it takes none here, and the topic's rows have all values
+        elif dialect is Dialect.TIDB and column.mysql_type == _JSON and default == "'null'":
+            # It gives older rows this value. The statement that gives the column its own type follows,
+            # because the texts differ.
+            return "JSON NOT NULL"
+        else:
+            # At TiDB such a column gives older rows the empty text. The same statement makes it nullable.
+            nullable = nullable and dialect is not Dialect.TIDB
+            default = default_of_text(dialect, default, column.name)
+    parts = [type_text(column, dialect), "NULL" if nullable else "NOT NULL"]
     parts += [f"DEFAULT {default}"] if default else []
     return " ".join(parts)
 
