@@ -13,6 +13,7 @@ from tidegate.consumer.ddl.ddl_steps import Source
 from tidegate.consumer.mysql import prune
 from tidegate.consumer.mysql.dialect import Dialect, default_of_text, dialect_of
 from tidegate.consumer.mysql.exchange import in_file_name, partition_name
+from tidegate.consumer.mysql.found import Found, Unique, adopted
 from tidegate.consumer.mysql.parts import check_size
 from tidegate.consumer.mysql.prune import DELETED_ROWS
 from tidegate.consumer.mysql.rendering import has_native_json
@@ -118,6 +119,12 @@ def test_tidb_stores_rows_by_their_key_where_upstream_does(clustered: bool) -> N
     expected = f"PRIMARY KEY (`a`) {'' if clustered else 'NON'}CLUSTERED"
     assert expected in create_table(made, Dialect.TIDB)
     assert "CLUSTERED" not in create_table(made, Dialect.MYSQL)
+
+
+def test_a_table_whose_old_rows_tidb_deletes_is_not_adopted() -> None:
+    seen = Found("InnoDB", "BASE TABLE", (), (), (Unique("PRIMARY", ("a",), True, False),), (), expires=True)
+    with pytest.raises(Fatal, match="TTL_ENABLE='OFF'"):
+        adopted(seen, ("shop", "t"), 1)
 
 
 def test_tidb_gets_each_change_of_a_table_as_a_statement() -> None:

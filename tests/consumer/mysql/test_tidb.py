@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -14,6 +15,7 @@ import pytest
 
 from tests.consumer.mysql.reading import forget
 from tidegate.consumer.mysql import tidb_sessions
+from tidegate.consumer.mysql.found import look
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import Connection, MySqlServer
@@ -280,6 +282,30 @@ def test_a_user_that_does_not_see_all_sessions_is_refused(
 
 
 # --- rows
+
+
+def test_rows_that_tidb_deletes_by_itself_are_recognized(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    ask(
+        rows,
+        f"CREATE TABLE {name}.e (a DATETIME PRIMARY KEY COMMENT '/*T![ttl] TTL_ENABLE=\\'ON\\' */')"
+        " TTL=a + INTERVAL 9 YEAR",
+    )
+    assert look(partial(ask, rows), (name, "e")).expires
+    ask(rows, f"ALTER TABLE {name}.e TTL_ENABLE='OFF'")
+    assert not look(partial(ask, rows), (name, "e")).expires
+
+
+def test_an_adopted_table_takes_keys_that_tidb_would_make_itself(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    ask(rows, f"CREATE TABLE {name}.r (id BIGINT PRIMARY KEY AUTO_RANDOM)")
+    hold = taken(mariadb, name).hold
+    lane = hold.lane_connection(0)
+    hold.execute(f"INSERT INTO {name}.r VALUES (1)")
+    ask(lane, f"INSERT INTO {name}.r VALUES (2)")
+    lane.close()
 
 
 @pytest.mark.parametrize("mode", ["pessimistic", "optimistic"])

@@ -34,6 +34,8 @@ CODES: Final = (
     | {"longblob": 251, "text": 252, "blob": 252, "vector": 225}
 )
 """Type codes of rows on a topic, by the server's name of the type."""
+EXPIRES: Final = "/*T![ttl] TTL_ENABLE='ON' */"
+"""In the text of a TiDB table whose old rows TiDB deletes. No comment holds it: quotes in one are doubled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Found:
     uniques: tuple[Unique, ...]
     """In the server's order."""
     triggers: tuple[str, ...]
+    expires: bool = False
+    """Whether a TiDB deletes rows by itself (TTL)."""
 
 
 def there(ask: Ask, name: Name) -> bool:
@@ -106,8 +110,13 @@ def look(ask: Ask, name: Name) -> Found | None:
     )
     ((engine, kind),) = heads
     return Found(
-        engine or "", kind, columns, tuple(computed), tuple(uniques), tuple(one for (one,) in triggers)
+        *(engine or "", kind, columns, tuple(computed), tuple(uniques), tuple(one for (one,) in triggers)),
+        expires=kind == "BASE TABLE" and _expires(ask, name),
     )
+
+
+def _expires(ask: Ask, name: Name) -> bool:
+    return EXPIRES in str(ask(f"SHOW CREATE TABLE {'.'.join(map(quoted, name))}")[0][1])
 
 
 def made(found: Found, name: Name, version: int, keys: tuple[str, ...] = ()) -> Definition:
@@ -183,6 +192,11 @@ def _obstacle(found: Found) -> str:
     """Why a table that already has rows cannot be written; empty when it can."""
     if found.kind != "BASE TABLE" or found.engine != "InnoDB":
         return f"it is {found.kind.lower()} {found.engine}".strip() + ", and must be an InnoDB table"
+    if found.expires:
+        return (
+            "TiDB deletes its old rows by itself (TTL), and the topic deletes them, too: first run "
+            "ALTER TABLE ... TTL_ENABLE='OFF'"
+        )
     if found.triggers:
         return f"trigger {', '.join(found.triggers)} would change other rows"
     known = {column.name for column in found.columns}

@@ -31,6 +31,8 @@ SETTINGS: Final = (
     "SET SESSION tidb_txn_mode='pessimistic'",
     # Otherwise a duplicate key is found by COMMIT, which does not say whose row it is.
     "SET SESSION tidb_constraint_check_in_place_pessimistic=ON",
+    # An adopted table may have an AUTO_RANDOM key, for which the topic's rows have values.
+    "SET SESSION allow_auto_random_explicit_insert=ON",
 )
 """A transaction that is not pessimistic would take the lane's row as it was when it began."""
 
