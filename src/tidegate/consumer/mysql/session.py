@@ -183,20 +183,25 @@ LOST: Final = frozenset(
 BUSY: Final = frozenset(
     {
         *(ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT, ER.QUERY_INTERRUPTED, ER.LOCK_TABLE_FULL),
-        *(8002, 8005, 8022, 8027, 8028, 8214, 9001, 9002, 9003, 9004, 9005, 9007),
+        *(8002, 8005, 8022, 8027, 8028, 8214, 8229, 9001, 9002, 9003, 9004, 9005, 9007),
     }
 )
 """The transaction did not take effect and can be retried. 1317: the statement was ended (KILL QUERY). From
-8000 on, TiDB: write conflicts, a schema that has changed meanwhile, a DDL job that was cancelled (8214), PD
-and TiKV that do not answer."""
+8000 on, TiDB: write conflicts, a schema that has changed meanwhile, a DDL job that was cancelled (8214),
+locks that were not renewed (8229), PD and TiKV that do not answer."""
 
 WHOLE_SERVER: Final = frozenset(
     {
         *(ER.DISK_FULL, ER.OUTOFMEMORY, ER.OUT_OF_SORTMEMORY, ER.OUT_OF_RESOURCES, ER.RECORD_FILE_FULL),
         *(ER.OPTION_PREVENTS_STATEMENT, ER.ERROR_ON_WRITE, ER.ERROR_ON_READ, ER.CANT_CREATE_FILE, 1836),
+        *(8004, 8175, 8176),
     }
 )
-"""The server has no space or memory left, or writes nothing (1290, 1836): no table's rows are the cause."""
+"""The server has no space or memory left, or writes nothing (1290, 1836): no table's rows are the cause.
+
+8004, 8175, 8176: a limit of TiDB for a transaction, a session or the server. One statement exceeds it because
+of what its transaction has written before, which may be other tables' rows.
+"""
 
 
 def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateError:
