@@ -23,8 +23,14 @@ from tidegate.errors import Retryable
 
 LOOK_S: Final = 0.25
 """Seconds between two looks at the cluster."""
-FINISHED: Final = ("synced", "cancelled", "rollback done")
-"""States of a DDL job that changes nothing any more. After `done` servers have still to learn of it."""
+UNFINISHED: Final = (
+    *("none", "queueing", "running", "rollingback", "cancelling", "pausing", "paused"),
+    "done",
+)
+"""States of a DDL job that may still change something; after `done` servers have still to learn of it. The
+others are synced, cancelled and rollback done. By names and not by NOT IN, for which TiDB would read the
+whole history of jobs, which has no such state.
+"""
 SUBJOB: Final = "%subjob%"
 """The kind of a part of a job, which may stay `done` when the job has ended. The job has a row of its own."""
 SETTINGS: Final = (
@@ -150,7 +156,7 @@ class TidbSessions:
     def _jobs(self) -> list[str]:
         rows = self._hold.rows(
             "SELECT job_id, job_type, state, query FROM information_schema.ddl_jobs"
-            f" WHERE state NOT IN {FINISHED} AND job_type NOT LIKE %s AND query LIKE %s",
+            f" WHERE state IN {UNFINISHED} AND job_type NOT LIKE %s AND query LIKE %s",
             *(SUBJOB, f"%/* tidegate.{self._digest}.%"),
         )
         return [
