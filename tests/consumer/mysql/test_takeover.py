@@ -10,6 +10,7 @@ import pytest
 
 from tidegate.consumer.mysql.takeover import (
     QUIET_S,
+    TAKING,
     Look,
     Session,
     Step,
@@ -69,6 +70,16 @@ def test_before_the_token_is_raised_a_replaced_consumer_ends_only_its_own() -> N
     sessions = [session(3, 1), session(5, 2), session(6, 3, 0)]
     assert may_end(sessions, None) == sessions
     assert may_end(sessions, 5) == sessions[:2]
+
+
+def test_a_taker_that_has_no_token_yet_is_ended_only_by_one_that_starts() -> None:
+    """It may have the row of `progress` locked, but nothing of it can be a statement that was noted."""
+    taking = session_of(DIGEST, 1, "s", "c", name_of(DIGEST, TAKING))
+    assert taking is not None
+    assert may_end([taking], None) == [taking]
+    assert may_end([taking], TOKEN) == [], "one that takes the target again is older than it"
+    assert Takeover(TOKEN).after(look(taking), 0) == Step()
+    assert holder_of([taking]) is None
 
 
 def test_the_holder_is_the_control_connection_with_the_newest_token() -> None:

@@ -249,6 +249,34 @@ def test_the_history_of_jobs_is_not_read(mariadb: MySqlServer, rows: Connection,
 # --- sessions
 
 
+def test_a_taker_that_sleeps_while_it_raises_the_token_is_ended(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    """It has locked the row of `progress`: a later one would wait for its transaction, an hour perhaps."""
+    taken(mariadb, name)
+    asleep, awake, raising = threading.Event(), threading.Event(), Hold(mariadb, name)
+    asking = raising.rows
+
+    def sleeping(statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        found = asking(statement, *values)
+        if statement.startswith("SELECT token, batch"):
+            asleep.set()
+            awake.wait(60)
+        return found
+
+    raising.rows = sleeping
+    sleeper = Call(lambda: Progress(raising).take_over())
+    assert asleep.wait(30)
+    began = time.monotonic()
+    new = taken(mariadb, name)
+    waited = time.monotonic() - began
+    awake.set()
+    sleeper.join(30)
+    assert isinstance(sleeper.error, Retryable)
+    assert waited < 25, "it has waited for the lock"
+    new.move("p")
+
+
 def test_each_session_has_a_name_with_its_token(mariadb: MySqlServer, rows: Connection, name: str) -> None:
     progress = taken(mariadb, name)
     lane = progress.hold.lane_connection(3)

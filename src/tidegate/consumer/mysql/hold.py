@@ -136,23 +136,23 @@ class Hold:
         Then no statement of an earlier token takes effect any more; Retryable if one does not end.
         """
         mine = self.consumer
-        with self.transaction():
+        if not again:
             self.execute(
                 f"INSERT IGNORE INTO `{SCHEMA}`.`progress` (consumer, token, batch) VALUES (%s, 0, 0)", mine
             )
-            # The row stays locked until the commit, so two consumers never get the same token.
-            token, taker, batch, position, begun, ddl = self.rows(
-                f"SELECT token, taker, batch, position, begun, ddl FROM `{SCHEMA}`.`progress`"
-                " WHERE consumer=%s FOR UPDATE",
+        with self.transaction():
+            # The row stays locked until the commit, so two consumers never get the same token. Not by FOR
+            # UPDATE: a TiDB 8.4 ends when a session is killed whose transaction has only locked rows.
+            if not self.execute(
+                f"UPDATE `{SCHEMA}`.`progress` SET token=token+1, taker=%s WHERE consumer=%s"
+                + (" AND taker=%s" if again else ""),
+                *(self.taker, mine, *([self.taker] if again else [])),
+            ):
+                raise self.fenced()
+            self._token, batch, position, begun, ddl = self.rows(
+                f"SELECT token, batch, position, begun, ddl FROM `{SCHEMA}`.`progress` WHERE consumer=%s",
                 mine,
             )[0]
-            if again and taker != self.taker:
-                raise self.fenced()
-            self._token = token + 1
-            self.execute(
-                f"UPDATE `{SCHEMA}`.`progress` SET token=%s, taker=%s WHERE consumer=%s",
-                *(self._token, self.taker, mine),
-            )
             # In the same transaction: from its commit on no lane of an earlier consumer matches its row, so
             # none can commit.
             self.execute(f"UPDATE `{SCHEMA}`.`lanes` SET token=%s WHERE consumer=%s", self._token, mine)

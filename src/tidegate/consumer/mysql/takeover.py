@@ -8,6 +8,9 @@ a statement noted as begun, watches the cluster:
     a job of the consumer is not finished      look again
     nothing of it, for `QUIET_S`               settled: no statement of an earlier token comes any more
 
+A taker that is only about to raise the token has the name of no token (`TAKING`): it has locked the row of
+`progress` perhaps, but has noted nothing. The next taker that starts ends it. Nobody else minds it.
+
 A look reads the sessions first, then the jobs: a server lists a session until its statement has handed in its
 job, so whatever has left the list is among the jobs. The exception is a server that shuts down. It forgets
 its sessions first, and one of them may still hand in a job, hence `QUIET_S`.
@@ -22,6 +25,8 @@ from typing import Final
 
 QUIET_S: Final = 2.0
 """Seconds for which nothing of an earlier consumer may be seen."""
+TAKING: Final = 0
+"""The token in the name of a taker that has not raised the token yet; raised ones begin with 1."""
 _NAME: Final = re.compile(r"tidegate\.(?P<digest>[0-9a-f]{40})\.(?P<token>\d+)(?:\.(?P<lane>\d+))?")
 
 
@@ -89,7 +94,7 @@ class Takeover:
 
     def after(self, look: Look, now: float) -> Step:
         """The next step, after a look that began at `now`, in seconds of a clock that does not go back."""
-        older = tuple(one for one in look.sessions if one.token < self._token)
+        older = tuple(one for one in look.sessions if TAKING < one.token < self._token)
         if older or look.silent or look.jobs:
             self._quiet_since = None
             return Step(older, waits_for="; ".join([*map(str, older), *look.silent, *look.jobs]))
@@ -99,11 +104,11 @@ class Takeover:
 
 
 def may_end(sessions: Sequence[Session], upto: int | None) -> list[Session]:
-    """The sessions to end before the token is raised: those up to this token; None: all of them."""
-    return [one for one in sessions if upto is None or one.token <= upto]
+    """The sessions to end before the token is raised: up to this token; None: all, takers too."""
+    return [one for one in sessions if upto is None or TAKING < one.token <= upto]
 
 
 def holder_of(sessions: Sequence[Session]) -> Session | None:
     """The control connection of the consumer that has the target: a session gets its name with its token."""
-    controls = [one for one in sessions if one.lane is None]
+    controls = [one for one in sessions if one.lane is None and one.token > TAKING]
     return max(controls, key=lambda one: one.token, default=None)

@@ -18,7 +18,16 @@ from typing import Final
 from tidegate.consumer.mysql.guard import TAKE_S, Control
 from tidegate.consumer.mysql.literals import quoted
 from tidegate.consumer.mysql.session import SCHEMA, Connection
-from tidegate.consumer.mysql.takeover import Look, Session, Takeover, holder_of, may_end, name_of, session_of
+from tidegate.consumer.mysql.takeover import (
+    TAKING,
+    Look,
+    Session,
+    Takeover,
+    holder_of,
+    may_end,
+    name_of,
+    session_of,
+)
 from tidegate.errors import Retryable
 
 LOOK_S: Final = 0.25
@@ -68,6 +77,8 @@ class TidbSessions:
         sessions, _ = self._listed()
         for one in may_end(sessions, self._hold.token if again else None):
             self._kill(one)
+        # If this process is suspended while it raises the token, it has the row of `progress` locked.
+        self._call_it(TAKING)
 
     def end_lanes(self, lanes: Iterable[int]) -> None:
         """Nothing: `take` has ended them with all others."""
@@ -76,7 +87,7 @@ class TidbSessions:
         """See `Guard`."""
         hold = self._hold
         # Before anything is noted under the token: from then on a taker must find this session.
-        hold.execute("SET SESSION tidb_session_alias=%s", name_of(self._digest, hold.token))
+        self._call_it(hold.token)
         if ddl_begun:
             self._settle()
         self._drop_scratches()
@@ -109,6 +120,10 @@ class TidbSessions:
         if found is None:
             return ""
         return f"connection {found.number} of {self._hold.server} from {found.client}"
+
+    def _call_it(self, token: int) -> None:
+        """Name the control connection's session."""
+        self._hold.execute("SET SESSION tidb_session_alias=%s", name_of(self._digest, token))
 
     def _check_taker(self) -> None:
         """Fenced when another consumer has raised the token since we did."""
@@ -143,7 +158,7 @@ class TidbSessions:
         """This consumer's sessions, and the errors of servers that have not answered.
 
         Our own session is not left out by its id, which another session may have if a server has no global
-        ids: before a takeover it has no name yet, and after it our token.
+        ids: before a takeover it has no name yet, and then no lower token than ours.
         """
         rows, silent = self._hold.rows_with_warnings(
             "SELECT id, instance, host, session_alias FROM information_schema.cluster_processlist"
