@@ -15,6 +15,7 @@ from tidegate.consumer.mysql.takeover import (
     Session,
     Step,
     Takeover,
+    holder_in_words,
     holder_of,
     may_end,
     name_of,
@@ -87,6 +88,16 @@ def test_the_holder_is_the_control_connection_with_the_newest_token() -> None:
     assert holder_of([session(5, 1), session(17, 2, 0), control]) is control
     assert holder_of([session(16, 2, 0)]) is None
     assert holder_of([]) is None
+
+
+def test_a_holder_is_unknown_while_a_server_does_not_answer() -> None:
+    control, silent = session(16, 3), ["TiDB server timeout"]
+    assert holder_in_words(look(), "db") == ""
+    assert holder_in_words(look(control), "db") == "connection 3 of db from client:1"
+    assert holder_in_words(look(silent=silent), "db").startswith("unknown, because not all")
+    assert holder_in_words(look(control, silent=silent), "db").endswith(
+        "of the others connection 3 of db from client:1"
+    )
 
 
 # --- a cluster in which all of it happens at random

@@ -276,7 +276,7 @@ class DdlRun:
         note |= {"whole": True} if self._leaves_whole(number) else {}
         self._progress.record_ddl(progress_text(self._done, note))
         self.attempted = self._now
-        # Directly before the statement: nothing but the lock guards what is no transaction.
+        # Directly before the statement: no transaction guards it, but the lock, or at TiDB the note above.
         self._hold.check_lock()
         if isinstance(statement, DeleteRows):
             prune(self._hold, statement.name, statement.members)

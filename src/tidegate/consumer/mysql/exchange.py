@@ -74,20 +74,24 @@ def partition_name(ask: Ask, dialect: Dialect, name: Name, partition: str, chang
 
 def table_ids(hold: Hold, statement: ExchangePartition) -> list[str]:
     """The server's id of the partition and of the other table; Fatal when one of them is not found."""
-    found = _of_innodb(hold, statement)
+    found = _ids(hold, statement)
     if len(found) != 2:
         raise Fatal(
             "the ids of a partition and a table are not found",
             where=f"table {'.'.join(statement.name)}, partition {statement.partition}, and table "
             f"{'.'.join(statement.other)}",
             why="without them a restart could not find out whether they were exchanged",
-            fix="check that both tables are InnoDB tables without subpartitions; then exchange the partition "
-            "at the target, and start with --skip-ddl",
+            fix=(
+                "check that both are tables and the partition is there"
+                if hold.dialect is Dialect.TIDB
+                else "check that both tables are InnoDB tables without subpartitions"
+            )
+            + "; then exchange the partition at the target, and start with --skip-ddl",
         )
     return found
 
 
-def _of_innodb(hold: Hold, statement: ExchangePartition) -> list[str]:
+def _ids(hold: Hold, statement: ExchangePartition) -> list[str]:
     ask, names = hold.rows, (*statement.name, statement.partition, *statement.other)
     if hold.dialect is Dialect.TIDB:
         return _of_tidb(ask, statement)

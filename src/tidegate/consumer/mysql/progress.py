@@ -10,8 +10,9 @@ Each step of a batch (`batch`), each move of the position and each note about a 
 token, and takes effect only if the row still has it (`fence`). A new consumer raises all tokens in one
 transaction. It waits for a transaction of the old consumer that has passed its first UPDATE, and sees what
 that commits; a later transaction of the old consumer matches no row.
-Statements that no transaction guards (DDL) run only in the connection that holds the consumer's lock, and a
-new consumer ends that connection first.
+Statements that no transaction guards (DDL) run only in the control connection. A new consumer ends it, and
+waits until none of its statements can take effect any more: by the lock that it holds, or at TiDB, where
+there is no lock, by its name and the note before each statement (`guard`).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Progress:
             for statement in TABLES:
                 hold.execute(statement)
             check_engine(hold.rows, target)
-            # Before the record is read: until the lock is taken, an earlier consumer may still write it.
+            # Before the record is read: until then an earlier consumer may still write it.
             hold.take_lock()
             return self._taken()
 

@@ -108,6 +108,16 @@ def may_end(sessions: Sequence[Session], upto: int | None) -> list[Session]:
     return [one for one in sessions if upto is None or TAKING < one.token <= upto]
 
 
+def holder_in_words(look: Look, server: str) -> str:
+    """Which connection has the target; empty: none has. Says so when it is not known."""
+    found = holder_of(look.sessions)
+    words = f"connection {found.number} of {server} from {found.client}" if found is not None else ""
+    if not look.silent:
+        return words
+    unknown = f"unknown, because not all TiDB servers have answered ({'; '.join(look.silent)})"
+    return f"{unknown}; of the others {words}" if words else unknown
+
+
 def holder_of(sessions: Sequence[Session]) -> Session | None:
     """The control connection of the consumer that has the target: a session gets its name with its token."""
     controls = [one for one in sessions if one.lane is None and one.token > TAKING]

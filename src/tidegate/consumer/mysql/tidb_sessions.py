@@ -23,7 +23,7 @@ from tidegate.consumer.mysql.takeover import (
     Look,
     Session,
     Takeover,
-    holder_of,
+    holder_in_words,
     may_end,
     name_of,
     session_of,
@@ -115,11 +115,8 @@ class TidbSessions:
 
     def holder(self) -> str:
         """See `Guard`."""
-        sessions, _ = self._listed()
-        found = holder_of(sessions)
-        if found is None:
-            return ""
-        return f"connection {found.number} of {self._hold.server} from {found.client}"
+        sessions, silent = self._listed()
+        return holder_in_words(Look(sessions, silent, ()), str(self._hold.server))
 
     def _call_it(self, token: int) -> None:
         """Name the control connection's session."""
@@ -191,8 +188,8 @@ class TidbSessions:
             where=str(self._hold),
             why=f"waited {TAKE_S:.0f} s for {waits_for}" + (f"; KILL: {refused}" if refused else ""),
             fix="look at ADMIN SHOW DDL JOBS and information_schema.CLUSTER_PROCESSLIST; try again when it "
-            "has ended. A TiDB server that is gone is waited for until the cluster has removed it, ten "
-            "minutes at the most",
+            "has ended. TiDB servers ask each other at their status ports, which must be open between them. "
+            "One that is gone is waited for until the cluster has removed it, 90 seconds in TiDB 8.4",
         )
 
     # --- scratch tables
