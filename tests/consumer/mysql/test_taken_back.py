@@ -19,7 +19,7 @@ HELD = TargetRecord(POSITION.to_json(), None, None, {})
 
 
 class Noting:
-    """Stands for the target's record; notes what would be stored."""
+    """Used as the target's record; notes what would be stored."""
 
     def __init__(self) -> None:
         self.hold, self.amended = "server", list[tuple[Any, ...]]()
