@@ -574,6 +574,45 @@ def test_spare_workers_are_not_all_given_to_the_address_that_is_silent(
         each.wait(each.is_delivered)
 
 
+def test_rows_that_become_durable_end_the_doubt_about_their_address(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a slow broker would count as silent until the whole piece has ended."""
+    monkeypatch.setattr(worker_module, "STUCK_S", 1.0)
+    feed, over = hosted.feed("one"), threading.Event()
+    hung, answers = threading.Event(), threading.Event()
+
+    def work(_: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
+        if not over.is_set():
+            hung.set()
+            hosted.spark.sleep(WAIT_S, until=answers)
+            while not over.is_set():
+                on_durable({one.span: one.after + 1 for one in ranges})
+                over.wait(0.2)
+        return all_of(ranges)
+
+    def await_proven(expected: int) -> None:
+        end = time.monotonic() + WAIT_S
+        while len(hosted.host._incarnations._timetable._proven) != expected:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
+    over.set()
+    hosted.start(work)
+    feed.bound(MIDDLE)
+    hosted.host.begin(feed.one)
+    feed.wait(lambda reported: bool(reported))
+    await_proven(1)
+    over.clear()
+    feed.bound(UPTO)
+    assert hung.wait(WAIT_S)
+    await_proven(0)
+    answers.set()
+    await_proven(1)
+    over.set()
+    feed.wait(feed.is_delivered)
+
+
 def test_a_spare_worker_that_does_not_come_never_ends_the_application(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
