@@ -8,7 +8,9 @@ inside a C function counts as one instruction: `python -m benchmarks.tables` mea
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -57,22 +59,26 @@ def stripes(tables: int) -> tuple[SpanTask, ...]:
     return Stripes(WIDTH).begin(SpanTask("", EVERYTHING, one, START) for one in ids)
 
 
-def instructions(work: Callable[[], object]) -> int:
-    """How many instructions Python executes for some work."""
-    count = 0
+def instructions(work: Callable[[], object]) -> Counter[str]:
+    """How many instructions Python executes for some work, by function, so that a failure names its cause."""
+    count = Counter[str]()
 
     def step(frame: FrameType, what: str, argument: object) -> Any:
-        nonlocal count
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        count += what == "opcode"
+        if what == "opcode":
+            count[frame.f_code.co_qualname] += 1
         return step
 
     before = sys.gettrace()
+    # The collector would run the finalizers of what other tests have left: a warning about an unclosed file
+    # takes thousands of instructions.
+    gc.disable()
     sys.settrace(step)
     try:
         work()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 
@@ -187,8 +193,8 @@ def capture_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 def test_a_tick_of_a_processor_costs_the_same_for_any_number_of_tables(
     capture_of: Callable[[int], Capture],
 ) -> None:
-    async def costs(tables: int) -> list[int]:
-        capture, found = capture_of(tables), list[int]()
+    async def costs(tables: int) -> list[Counter[str]]:
+        capture, found = capture_of(tables), list[Counter[str]]()
         await capture.open()
         for time_passes in (True, True, False, False):
             if time_passes:
@@ -204,8 +210,8 @@ def test_a_tick_of_a_processor_costs_the_same_for_any_number_of_tables(
 def test_a_look_of_the_pipeline_costs_the_same_for_any_number_of_tables(
     capture_of: Callable[[int], Capture],
 ) -> None:
-    def costs(tables: int) -> list[int]:
-        capture, found = capture_of(tables), list[int]()
+    def costs(tables: int) -> list[Counter[str]]:
+        capture, found = capture_of(tables), list[Counter[str]]()
         folder = asyncio.run(capture.open())
         settings = SimpleNamespace(tidegate=SimpleNamespace(max_batch_bytes=1 << 20))
         spec: Any = SimpleNamespace(feed_dir=folder, store_dir=capture.store.folder, config=settings)
@@ -223,8 +229,8 @@ def test_a_look_of_the_pipeline_costs_the_same_for_any_number_of_tables(
 
 
 def test_a_tick_of_an_owner_costs_the_same_for_any_number_of_tables() -> None:
-    def costs(tables: int) -> list[int]:
-        cluster, found = Cluster(stripes(tables), ("a", "b", "c")), list[int]()
+    def costs(tables: int) -> list[Counter[str]]:
+        cluster, found = Cluster(stripes(tables), ("a", "b", "c")), list[Counter[str]]()
         cluster.meet()
         cluster.share_out(cluster.sharing.divide({}, shared=True))
         cluster.receive(cluster.running())
