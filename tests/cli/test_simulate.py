@@ -27,6 +27,11 @@ def test_many_seeds_are_counted_together() -> None:
     assert "calm, 3 seeds from 0 on: no promise was broken" in done.output
 
 
+def test_what_captures_log_is_not_printed(caplog: pytest.LogCaptureFixture) -> None:
+    outcome_of("storm", 0)  # where captures log that one of them gets no ranges
+    assert not caplog.records
+
+
 def test_a_trace_is_a_timeline() -> None:
     done = CliRunner().invoke(app, ["simulate", "--scenario", "calm", "--trace"])
     times = [float(found) for found in re.findall(r"^ *(\d+\.\d{3})  ", done.output, re.MULTILINE)]
