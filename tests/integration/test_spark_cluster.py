@@ -56,8 +56,7 @@ def strike(victim: str, cluster: Cluster, spark: SparkCluster, node: int) -> Non
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
             advance(cluster)
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
+            assert sum(map(woken, stopped)), "Spark has killed each of them before"
         case "worker":
             spark.kill(name)
             advance(cluster)
@@ -67,6 +66,15 @@ def strike(victim: str, cluster: Cluster, spark: SparkCluster, node: int) -> Non
             advance(cluster)
             spark.start_master()
     advance(cluster)
+
+
+def woken(pid: int) -> bool:
+    """Wake a stopped process. Returns whether it is still there: Spark may have killed it."""
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def advance(cluster: Cluster) -> None:
