@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +25,12 @@ from tests.consumer.mysql.test_ddl import (
     stored,
     texts_by_range,
 )  # fmt: skip
+from tidegate.consumer.mysql.dialect import Dialect
+from tidegate.consumer.mysql.recast import recast
 from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.mysql.tables import column_text, converts
-from tidegate.errors import TidegateError, Undecodable
+from tidegate.consumer.table.modify import Change
+from tidegate.errors import Fatal, TidegateError, Undecodable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
@@ -152,6 +156,14 @@ def test_floats_that_look_alike_stay_apart(
         life.ddl(modified(create, TEXT))
     cursor.execute("SELECT v FROM d_part.r ORDER BY id")
     assert [v for (v,) in cursor.fetchall()] == ["123456.5", "123456.75"]
+
+
+def test_a_set_that_tidb_reads_as_a_double_is_not_converted() -> None:
+    """There 2**53 equals 2**53 + 1 in a SET, so a value could become that of another one."""
+    most = column_of(248, -1, charset="utf8mb4", elems=[f"e{n}" for n in range(54)])
+    hold, change = SimpleNamespace(dialect=Dialect.TIDB), Change(most, TEXT, UTC)
+    with pytest.raises(Fatal, match="this one has 54 elements"):
+        recast(hold, ("s", "t"), "c", "new", change)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("null", [False, True])

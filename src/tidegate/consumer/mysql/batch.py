@@ -25,6 +25,8 @@ from tidegate.errors import Fatal
 
 OPEN: Final = "open"
 """Instead of a lane's digest: it has not committed the batch, and gets other rows than it began with."""
+WRITING: Final = "writing"
+"""Instead of a lane's digest while it writes some of its parts; never committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +148,17 @@ class Batch:
         return {lane: Reached.from_text(held[lane]) for lane in lanes}
 
     def part_begins(self, lane: int, connection: Connection, at: Reached) -> None:
-        """The first statement of a transaction with some of a lane's parts. Fenced when it may not write."""
-        # This matches the row although nothing changes in it, because the connection counts found rows
-        # (`session`).
+        """The first statement of a transaction with some of a lane's parts. Fenced when it may not write.
+
+        The transaction ends with `part_ends`.
+        """
+        # The row changes, because a TiDB 8.4 ends when a session is killed whose transaction has only locked
+        # rows.
         with connection.cursor() as cursor:
             matched = cursor.execute(
                 f"UPDATE `{SCHEMA}`.`lanes` SET digest=%s"
                 " WHERE consumer=%s AND lane=%s AND token=%s AND batch<%s AND digest=%s",
-                (str(at), self._hold.consumer, lane, self._hold.token, self._batch, str(at)),
+                (WRITING, self._hold.consumer, lane, self._hold.token, self._batch, str(at)),
             )
         if not matched:
             raise unmatched(self._hold, self._batch, connection)

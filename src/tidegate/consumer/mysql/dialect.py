@@ -21,6 +21,8 @@ DIALECT: Final = "SELECT @@version, @@version_comment"
 """The query for `dialect_of`. Both, because TiDB's version can be set to any text."""
 OLDEST_MYSQL: Final = (8, 0, 13)
 """The first MySQL that takes an expression as a default (`default_of_text`)."""
+EXACT_ELEMENTS: Final = 53
+"""The most elements of a SET whose values TiDB tells apart: it compares and computes with them as doubles."""
 COLLATIONS: Final = {
     "utf8mb4_0900_ai_ci": "utf8mb4_uca1400_nopad_ai_ci",
     "utf8mb4_0900_bin": "utf8mb4_nopad_bin",

@@ -20,12 +20,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from tidegate.consumer.mysql.dialect import EXACT_ELEMENTS, Dialect
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.literals import MySqlValues, literals, quoted
 from tidegate.consumer.mysql.session import SCHEMA
 from tidegate.consumer.mysql.tables import qualified, type_text
 from tidegate.consumer.table.definition import target_column
 from tidegate.consumer.table.modify import WIRE_TYPES, Change
+from tidegate.errors import Fatal
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
 from tidegate.tidb.cast import cast
@@ -39,10 +41,18 @@ _NUMBERS: Final = (Kind.INT, Kind.UINT, Kind.YEAR, Kind.ENUM, Kind.SET, Kind.BIT
 def recast(hold: Hold, table: tuple[str, str], old: str, new: str, change: Change) -> None:
     """Fill column `new` with the values of `old`. NULL becomes what TiDB converts it to.
 
-    Undecodable for a value that no rule converts; no column that is in use has changed then.
+    Undecodable for a value that no rule converts, Fatal for a SET that TiDB does not read exactly; no column
+    that is in use has changed then.
     """
-    place, known = qualified(*table), qualified(SCHEMA, hold.scratch)
     before, after = change.before, change.after
+    if hold.dialect is Dialect.TIDB and before.kind is Kind.SET and len(before.elems) > EXACT_ELEMENTS:
+        raise Fatal(
+            "a column cannot be converted at the target",
+            where=f"table {'.'.join(table)}, column {before.name}",
+            why=f"TiDB computes with a SET as with a double, and this one has {len(before.elems)} elements",
+            fix="change the column at the target, and start again with --skip-ddl and the ts of the DDL",
+        )
+    place, known = qualified(*table), qualified(SCHEMA, hold.scratch)
     old_type, new_type = type_text(before, hold.dialect), type_text(after, hold.dialect)
     digest = f"UNHEX(SHA2({_digested(before, quoted(old))}, 256))"
     # A run that died may have left it, with the values of another column.

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.consumer.applying.net_effect import Effect
 from tidegate.consumer.applying.target import Name, TableChanges
-from tidegate.consumer.mysql.dialect import Dialect
+from tidegate.consumer.mysql.dialect import EXACT_ELEMENTS, Dialect
 from tidegate.consumer.mysql.digest import Digest
 from tidegate.consumer.mysql.literals import bag_deletes, check_lengths, deletes, inserts
 from tidegate.consumer.mysql.tables import qualified
+from tidegate.consumer.table.convert import SET, TargetColumn
 from tidegate.consumer.table.definition import Definition
+from tidegate.errors import Fatal
 
 
 @dataclass(slots=True)
@@ -68,6 +74,8 @@ def add_deletes(made: Statements, changes: TableChanges, packet: int, dialect: D
     columns = {column.name: column for column in table.columns}
     if isinstance(effect, Effect):
         keys = [columns[key] for key in table.keys]
+        if dialect is Dialect.TIDB:
+            _check_sets(keys, (effect.deletes, effect.upserts), table.name)
         known = effect.upserts.select(table.keys).filter(~effect.fresh)
         # Updated rows are deleted, too, so that all unique values are free before any row is inserted.
         for gone in (effect.deletes, known):
@@ -77,9 +85,13 @@ def add_deletes(made: Statements, changes: TableChanges, packet: int, dialect: D
         for unique in table.uniques:
             if set(unique) != set(table.keys):
                 taken, rows = [columns[one] for one in unique], effect.upserts.select(list(unique))
+                if dialect is Dialect.TIDB:
+                    _check_sets(taken, (rows,), table.name)
                 made.deletes += [(text, None) for text in deletes(taken, rows, name, made.digest)]
     else:
         own = [column for column in table.columns if column.name not in table.generated]
+        if dialect is Dialect.TIDB:
+            _check_sets(own, (effect.deletes, effect.inserts), table.name)
         native = has_native_json(table, dialect)
         made.deletes += bag_deletes(own, effect.deletes, name, made.digest, native_json=native)
     check_lengths((text for text, _ in made.deletes), table.name, packet)
@@ -92,3 +104,19 @@ def add_inserts(made: Statements, changes: TableChanges, packet: int) -> None:
     own = [column for column in table.columns if column.name not in table.generated]
     made.inserts += inserts(own, fresh, qualified(table.schema, table.table), made.digest)
     check_lengths(made.inserts, table.name, packet)
+
+
+def _check_sets(columns: Sequence[TargetColumn], images: Sequence[pa.Table], table: str) -> None:
+    """Fatal when a SET that rows are found by has a number that TiDB takes for another row's, too."""
+    for column in columns:
+        if column.mysql_type != SET:
+            continue
+        most = max((pc.max(rows[column.name]).as_py() or 0 for rows in images), default=0)
+        if most >> EXACT_ELEMENTS:
+            raise Fatal(
+                "a row cannot be found safely at the target",
+                where=f"table {table}, column {column.name}",
+                why="a SET with an element after the 53rd identifies rows, and TiDB compares its number as a "
+                "double: a DELETE could find another row",
+                fix="leave the table out with --exclude, or write to MySQL or MariaDB",
+            )
