@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from tidegate import __version__
 from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import (
     FROM_PROCESSOR,
@@ -86,7 +87,7 @@ class OwnerLink:
         for peer in self.reachable():
             if not peer.answers(self._control.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
                 peer.announced_at = now
-                self._send(peer, Announce(self._header(peer), ""))
+                self._send(peer, Announce(self._header(peer), __version__))
 
     def dispatch(self, peer: Peer, wish: Wish) -> None:
         """Send a processor all that it must do."""
