@@ -139,6 +139,41 @@ def test_messages_to_another_owner_or_feed_are_dropped_before_they_count() -> No
     assert taken == [mine.header]
 
 
+def test_a_new_process_is_asked_for_what_the_killed_one_did_not_answer() -> None:
+    """It ignores what was meant for the other. The owner would wait for an answer, and all ranges with it."""
+    sent: list[Any] = []
+
+    async def read(wish: Wish, *, answered: bool = False) -> list[tuple[Wish, int]]:
+        node: Any = SimpleNamespace(
+            cluster=1, capture="a", owner_rev=7, clock=SimpleNamespace(monotonic=lambda: 1.0)
+        )
+        node.next_sequence, node.router = lambda: 9, SimpleNamespace(owners={}, to_processor=sent.append)
+        peers, terms = Peers(), Terms("i", ALL, 900, 500, False, History())
+        reports = ProcessorReports("a", peers, no_loads)
+
+        def take(peer: Peer, message: Any) -> None:
+            reports.take(peer, message, None, 1.0, loading=False)
+
+        ProcessorLink(node, FeedId("default", "one"), peers, lambda: terms, take, lambda: None)
+        peer = peers["b"]
+        peer.latest = 1, 1
+        peer.ask(wanted(wish, 5, 100, 80), 0.0)
+        if answered:
+            peer.given_up.set()
+        for sequence in (1, 2):
+            message = Sync(header(2, sequence), "v", 2, 0, [], [])
+            node.router.owners["default/one"].put(orjson.dumps(to_json(message)))
+        await asyncio.sleep(0)
+        found = [(one.wish, one.header.capture_epoch) for one in sent]
+        sent.clear()
+        return found
+
+    for wish in (Wish.PREPARE, Wish.REST):
+        assert asyncio.run(read(wish)) == [(wish, 2)], "once"
+        assert asyncio.run(read(wish, answered=True)) == []
+    assert asyncio.run(read(Wish.RUN)) == [], "what was granted to the other begins at most once"
+
+
 def test_only_the_answer_to_the_last_dispatch_says_that_nothing_runs() -> None:
     """An earlier answer is from before the capture began, and the last Dispatch may find it delivering."""
     peer, reports = Peer("b"), ProcessorReports("a", Peers(), no_loads)

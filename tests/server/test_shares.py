@@ -492,6 +492,22 @@ def test_what_is_asked_for_while_all_begin_again_is_done_after_that() -> None:
     assert world.peers["b"].coming[0].start == b""
 
 
+def test_a_capture_that_has_just_started_again_waits_for_its_application() -> None:
+    """Its ranges are granted to it still, but the checkpoint would wait until its JVM has started."""
+    world = World("b", "c")
+    low, middle, high = Span(b"", TABLES[1].span.start), TABLES[1].span, Span(TABLES[2].span.start, b"")
+    before = {"a": [low], "b": [Span(middle.start, high.start)], "c": [high]}
+    world.peers["b"].ready = False
+    assert world.sharing.divide(before, shared=True).keys() == {"a", "c"}
+    assert world.sharing.divide({}, shared=True).keys() == {"a", "c"}, "nor does a changefeed begin with it"
+    world.run(**{name: spans[0] for name, spans in before.items()})
+    assert world.sharing.divide(before, shared=True).keys() == {"a", "b", "c"}, "it delivers, and continues"
+    for name in "abc":
+        world.peers[name].asked, world.peers[name].ready = None, False
+    assert world.sharing.divide(before, shared=True).keys() == {"a", "b", "c"}, "nobody is ahead of it"
+    assert world.sharing.divide({"b": [ALL]}, shared=True) == {"b": (ALL,)}, "it is the only one"
+
+
 def test_who_is_drained_gives_to_any_version_and_what_has_no_tables_too() -> None:
     world = World("b")
     world.peers["b"].version = "0.0.1"

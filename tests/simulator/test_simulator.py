@@ -69,12 +69,15 @@ def test_without_faults_everything_is_shared_and_delivered_at_once() -> None:
     assert outcome.healed_s < 5.0
 
 
-def test_the_same_seed_gives_the_same_timeline_and_another_one_another() -> None:
+def test_the_same_seed_gives_the_same_timeline_and_another_one_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     first, again, other = (
         Simulation(SCENARIOS["storm"], seed, name="storm", whole=True).run() for seed in (11, 11, 12)
     )
     assert first == again
     assert first.lines != other.lines
+    assert not [line for line in caplog.messages if "gets no ranges" in line], "all have one version"
 
 
 def test_a_timeline_does_not_depend_on_the_order_of_hashes() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from tidegate import __version__
 from tidegate.control.grants import GrantedRange
 from tidegate.control.messages import (
     FROM_PROCESSOR,
@@ -86,7 +87,7 @@ class OwnerLink:
         for peer in self.reachable():
             if not peer.answers(self._control.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
                 peer.announced_at = now
-                self._send(peer, Announce(self._header(peer), ""))
+                self._send(peer, Announce(self._header(peer), __version__))
 
     def dispatch(self, peer: Peer, wish: Wish) -> None:
         """Send a processor all that it must do."""
@@ -188,4 +189,6 @@ class OwnerLink:
             mine = header.owner_rev == self._control.owner_rev or "term_of_message" in self._off
             if peer is not None and header.instance == INSTANCE and mine:
                 self._take(peer, message)
+                if peer.asked is not None and not peer.runs and peer.asked_its_predecessor:
+                    self.dispatch(peer, peer.asked.wish)
         self._wake.set()

@@ -130,6 +130,15 @@ class Peer:
         """Whether it holds nothing, because it gave everything up or was never asked for anything."""
         return self.asked is None or (self.asked.wish is Wish.REST and self.given_up.is_set())
 
+    @property
+    def asked_its_predecessor(self) -> bool:
+        """Whether the last Dispatch was to an earlier process of its capture, and is not answered. It never
+        will be, because a process ignores what was meant for its predecessor.
+        """
+        if self.asked is None or self.given_up.is_set():
+            return False
+        return self.asked.header.capture_epoch < self.latest[0]
+
     def ask(self, dispatch: Dispatch, now: float) -> None:
         """Note a Dispatch to it.
 

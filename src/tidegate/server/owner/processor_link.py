@@ -183,6 +183,16 @@ class ProcessorLink:
             if peer.asked is not None and not (peer.runs or peer.rests) and now - peer.asked_at >= AGAIN_S:
                 self.dispatch(peer, peer.asked.wish)
 
+    def _ask_again(self, peer: Peer) -> None:
+        """Repeat at once what a processor's predecessor was asked for, except to deliver: its ranges are
+        divided again.
+
+        Otherwise a capture that is killed and starts again at once would stop the checkpoint for `AGAIN_S`,
+        because the end of the incarnation waits for its answer.
+        """
+        if peer.asked is not None and not peer.runs and peer.asked_its_predecessor:
+            self.dispatch(peer, peer.asked.wish)
+
     async def release(self, *, forget: bool) -> None:
         """Ask the processors that have work of the feed to end it. `forget`: the feed is removed, so all of
         them delete what they keep for it.
@@ -268,6 +278,7 @@ class ProcessorLink:
             # we know.
             if peer is not None and (header.instance, header.owner_rev) == ours:
                 self._take(peer, message)
+                self._ask_again(peer)
                 # After `take`: `meet` wakes, and looks at what the Sync has said.
                 if isinstance(message, Sync):
                     self._answered.set()

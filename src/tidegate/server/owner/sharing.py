@@ -101,12 +101,20 @@ class Sharing:
         else:
             # Captures without ranges have not prepared. They get some once they have (`better`).
             there = [name for name in able if before.get(name)]
-            found = self._divided(there or able, before, shared=shared)
+            found = self._divided(self._can_begin(there or able), before, shared=shared)
         self.aim = self.next = None
         self._asked_for = False
         for peer in self.peers:
             peer.warming_since = self.node.clock.monotonic()
         return found
+
+    def _can_begin(self, names: Sequence[str]) -> Sequence[str]:
+        """Those of the captures that can begin at once; all of them if none can."""
+        # A capture that was killed and has just started again still has its grants, but its application takes
+        # seconds to start. The checkpoint would wait for that. It gets ranges again once it is ready
+        # (`better`). One that delivers already keeps its ranges while its application is replaced.
+        peers = [self.peers[name] for name in names]
+        return [peer.capture for peer in peers if peer.ready or peer.runs] or names
 
     def _is_kept(self, able: Collection[str]) -> bool:
         """Whether a user has moved tables among exactly these captures."""
