@@ -44,6 +44,7 @@ from tidegate.control.messages import (
     Sync,
     Wish,
 )
+from tidegate.control.open_spans import Received
 from tidegate.control.processor import Processor
 from tidegate.model.reports import Failed
 
@@ -140,7 +141,8 @@ class ProcessorScript:
 
     def _idle(self, command: Command) -> str:
         (span,) = command.words
-        self.processor.idle(span, command.number("after"), command.number("upto"))
+        found = span, command.number("after"), command.number("upto")
+        self.processor.idle(Received.by_name([found]))
         return ""
 
     def _received(self, command: Command) -> str:

@@ -30,6 +30,7 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
 from tests.control.sharing_world import (
     ALL,
     CALLS,
@@ -102,6 +103,8 @@ READ_TO: Final = {"late": 1, "ahead": 2}
 """By `Bounds.ddl`, the index in KNOWN up to which DDL may be read at any time."""
 OTHER_VERSION: Final = "2"
 """The version of an upgraded capture."""
+DERIVED: Final = frozenset({"_shown"})
+"""Members of machines that only remember what follows from the others."""
 Step = tuple[str, Callable[[], World]]
 """The name of a step, and a function that returns the world after it. May raise Violation."""
 
@@ -118,7 +121,10 @@ def canon(value: Any) -> Hashable:
         return tuple(map(canon, value))
     if is_dataclass(value):
         return (type(value).__name__, *(canon(getattr(value, one.name)) for one in fields(value)))
-    return (type(value).__name__, *((name, canon(one)) for name, one in sorted(vars(value).items())))
+    if isinstance(value, np.ndarray):
+        return tuple(value.tolist())
+    members = sorted(vars(value).items())
+    return (type(value).__name__, *((name, canon(one)) for name, one in members if name not in DERIVED))
 
 
 def _spent(world: World) -> World:
@@ -718,9 +724,8 @@ class Model:
             if KNOWN[known] > machine.ddl.known:
                 machine.learn(self._batches(machine, machine.ddl.known, known), KNOWN[known])
             machine.passed()
-            for table, after, upto in machine.spans.beyond(FRONTIER, machine.bound):
-                if not row_after(table, after, upto):
-                    machine.idle(table, after, upto)
+            moved = machine.spans.beyond(FRONTIER, machine.bound)
+            machine.idle(moved.only(np.array([not row_after(*one) for one in moved], bool)))
             machine.resolve(FRONTIER)
         header, said = machine.outbox.header, machine.tick(NOW)
         if all(isinstance(one, Checkpoint) for one in said):

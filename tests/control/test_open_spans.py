@@ -1,15 +1,21 @@
-"""How far the spans in ranges are durable, against a comparison of each span with each range, and reports."""
+"""The progress of open spans: against plain steps span by span, and by example."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.control.plain_open_spans import PlainOpenSpans
 
 from tidegate.control.barrier import SpanTask
-from tidegate.control.open_spans import OpenSpans
+from tidegate.control.open_spans import OpenSpans, Received
 from tidegate.model.span import Span
+from tidegate.model.timestamp import MAX
+from tidegate.tidb import keys
 
 EDGES = st.sets(st.binary(min_size=1, max_size=1), max_size=6)
 
@@ -43,11 +49,11 @@ def test_a_span_that_a_ddl_adds_begins_where_it_was_reported_before() -> None:
     spans = OpenSpans()
     spans.open(10, [A])
     spans.take({A.id: 20, B.id: 15})
-    spans.add(B)
+    spans.change(added=[B])
     assert (spans.durable(A.id), spans.durable(B.id)) == (20, 15)
-    spans.remove(B.id)
+    spans.change(removed=[B.id])
     spans.forget_reports()
-    spans.add(B)
+    spans.change(added=[B])
     assert (spans.durable(A.id), spans.durable(B.id)) == (20, 10), "under another goal it counts no more"
 
 
@@ -57,7 +63,7 @@ def test_the_resolved_ts_never_falls_while_spans_are_open() -> None:
     spans.open(10, [A])
     spans.resolve({A.id: 40}, lacking=(), known=30)
     assert spans.resolved == 30
-    spans.add(B)
+    spans.change(added=[B])
     spans.resolve({A.id: 40, B.id: 12}, lacking=(), known=50)
     assert spans.resolved == 30
     spans.resolve({A.id: 40, B.id: 45}, lacking=(), known=50)
@@ -65,3 +71,66 @@ def test_the_resolved_ts_never_falls_while_spans_are_open() -> None:
     spans.open(10, [A])
     spans.resolve({A.id: 40}, lacking={A.id}, known=50)
     assert spans.resolved == 10, "of a span whose rows begin too late, only what is durable counts"
+
+
+NAMES = "abcdef"
+TASKS = {
+    name: SpanTask(name, keys.stripe_span(4 * at, 4), 4 * at, 10 + at, at % 2 * 5)
+    for at, name in enumerate(NAMES)
+}
+EDGES_OF = (b"", keys.table_prefix(8), keys.table_prefix(14), b"")
+RANGES = tuple(Span(*edges) for edges in pairwise(EDGES_OF))
+SOME = st.sets(st.sampled_from(NAMES))
+TS = st.one_of(st.integers(0, 60), st.just(MAX))
+FRONTIER = st.dictionaries(st.sampled_from(NAMES), TS)
+STEP = st.one_of(
+    st.tuples(st.just("raise_to"), TS),
+    st.tuples(st.just("take"), FRONTIER),
+    st.tuples(st.just("idle"), st.sampled_from(NAMES), TS, TS),
+    st.tuples(st.just("forget_reports")),
+    st.tuples(st.just("resolve"), FRONTIER, SOME, TS),
+    st.tuples(st.just("change"), SOME, SOME),
+    st.tuples(st.just("advance"), FRONTIER, TS, SOME, st.booleans()),
+)
+
+
+@given(first=SOME, checkpoint=st.integers(0, 30), steps=st.lists(STEP, max_size=12))
+def test_arrays_say_the_same_as_steps_span_by_span(
+    first: set[str], checkpoint: int, steps: list[tuple[Any, ...]]
+) -> None:
+    spans, plain = OpenSpans(), PlainOpenSpans()
+    for one in (spans, plain):
+        one.open(checkpoint, [TASKS[name] for name in sorted(first)])
+    for what, *given_to in steps:
+        match what, given_to:
+            case "change", (removed, added):
+                order, fresh = spans.order, [replace(TASKS[name], wanted=3) for name in sorted(added)]
+                spans.change(removed, fresh)
+                for name in sorted(removed):
+                    plain.remove(name)
+                for task in fresh:
+                    plain.add(task)
+                assert spans.order is not order
+            case "advance", (frontier, bound, chosen, ends):
+                found = spans.beyond(frontier, bound)
+                assert list(found) == plain.beyond(frontier, bound)
+                idle = found.only(np.array([name in chosen for name, _, _ in found], bool))
+                assert [one[0] for one in idle] == [name for name, _, _ in found if name in chosen]
+                if ends:  # meanwhile
+                    spans.change(removed={NAMES[0]})
+                    plain.remove(NAMES[0])
+                spans.idle(idle)
+                for one in idle:
+                    plain.idle(*one)
+            case "idle", one:
+                spans.idle(Received.by_name([(one[0], one[1], one[2])]))
+                plain.idle(*one)
+            case _:
+                getattr(spans, what)(*given_to)
+                getattr(plain, what)(*given_to)
+        tasks = plain.tasks
+        assert (list(spans.tasks.items()), spans.resolved) == (list(tasks.items()), plain.resolved)
+        assert (spans.slowest(), spans.stripes) == (plain.slowest(), plain.stripes)
+        assert list(spans.ids) == list(spans.order.names) == list(tasks)
+        assert [spans.durable(name) for name in tasks] == [task.start_ts for task in tasks.values()]
+        assert spans.durable_in(RANGES, 7) == plain.durable_in(RANGES, 7)

@@ -33,6 +33,7 @@ from tidegate.control.messages import (
     parse,
     to_json,
 )
+from tidegate.control.open_spans import Received
 from tidegate.control.owner import Finish, Owner, Persist, SendDdl, SendResolved
 from tidegate.control.processor import Processor
 from tidegate.model.reports import Failed, LoadState
@@ -262,7 +263,7 @@ def test_nothing_is_announced_before_it_is_covered(history: list[tuple[str, int,
                 for name, after, upto in machine.spans.beyond(frontier, machine.bound):
                     if after >= world.durable[name]:
                         world.durable[name] = upto
-                        machine.idle(name, after, upto)
+                        machine.idle(Received.by_name([(name, after, upto)]))
             case "ddl":
                 cluster.new_ddl(which, amount)
             case "quiet":
@@ -315,7 +316,7 @@ def test_with_a_post_that_delivers_it_gets_on() -> None:
             cluster.learn(capture)
             for name, after, upto in machine.spans.beyond(dict.fromkeys(NAMES, cluster.known), machine.bound):
                 cluster.world.durable[name] = upto
-                machine.idle(name, after, upto)
+                machine.idle(Received.by_name([(name, after, upto)]))
             machine.passed()
             cluster.say(capture, number)
             cluster.dispatch(capture)

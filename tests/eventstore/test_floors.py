@@ -18,6 +18,7 @@ from tidegate.disk import DiskFull
 from tidegate.eventstore.floors import ENTRY_BYTES, FLOORS, FloorPage, FloorReader, settled
 from tidegate.eventstore.manifest import Manifest, RegionRange
 from tidegate.model.span import Span
+from tidegate.model.ts_by_span import SpanOrder
 
 
 def name(number: int) -> str:
@@ -32,6 +33,7 @@ def test_any_mix_of_puts_removals_and_restarts_reads_as_a_dictionary(
     folder = tmp_path_factory.mktemp("store")
     page, reader = FloorPage(folder, "process"), FloorReader(folder)
     reported: dict[str, tuple[int, int]] = {}
+    order = SpanOrder(map(name, range(505)))
     for step in range(data.draw(st.integers(1, 12))):
         match data.draw(st.integers(0, 4)):
             case 0:
@@ -49,7 +51,12 @@ def test_any_mix_of_puts_removals_and_restarts_reads_as_a_dictionary(
                 reported |= some
         expected = {each: floor for each, (floor, _) in reported.items() if floor}
         if data.draw(st.booleans()):
-            assert dict(reader.read()) == expected
+            found = reader.read()
+            assert dict(found) == expected
+            assert found.ts_of(order).tolist() == [expected.get(each, 0) for each in order.names]
+            there = [place for place, each in enumerate(order.names) if each in expected]
+            versions = [reported[order.names[place]][1] for place in there]
+            assert found.versions_of(order)[there].tolist() == versions
         one = name(data.draw(st.integers(0, 300)))
         assert reader.of(one).get(one, 0) == expected.get(one, 0)
         assert page.get(one) == reported.get(one, (0, 0))

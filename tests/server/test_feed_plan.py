@@ -1,4 +1,6 @@
 import errno
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import SpanTask
 from tidegate.control.grants import Grant, GrantedRange, raised
 from tidegate.control.metadata import FeedId, Put, grant_key
+from tidegate.control.open_spans import OpenSpans
 from tidegate.disk import DiskFull
 from tidegate.errors import Fenced
 from tidegate.model.span import Span
@@ -24,8 +27,14 @@ FEED = FeedId("default", "one")
 
 def write(bounds: BoundsFile, bound: int, spans: dict[str, SpanTask], **how: bool) -> None:
     """As a tick does."""
-    if change := bounds.due(bound, spans, **how):
+    if change := bounds.due(bound, opened(spans), **how):
         bounds.put(change)
+
+
+def opened(tasks: dict[str, SpanTask]) -> OpenSpans:
+    spans = OpenSpans()
+    spans.open(0, tasks.values())
+    return spans
 
 
 def test_a_feed_recreated_in_a_new_metadata_store_is_another_feed(tmp_path: Path) -> None:
@@ -114,7 +123,7 @@ def test_bounds_of_an_ended_incarnation_replace_none_of_the_next(tmp_path: Path)
     """The thread that writes them may be late."""
     path = tmp_path / "bounds.json"
     earlier, later = BoundsFile(path, (1, 1)), BoundsFile(path, (1, 2))
-    late = earlier.due(50, {})
+    late = earlier.due(50, opened({}))
     assert late is not None
     earlier.close()
     write(later, 40, {})
@@ -181,6 +190,30 @@ def test_spans_are_read_again_if_their_file_looks_the_same(
     write(bounds, 300, {one.id: one, two.id: two})
     write(bounds, 400, {one.id: one, two.id: two})
     assert reader.read() == Bounds(400, DDL_SPAN_ID, {one.id: 100, two.id: 100})
+
+
+@pytest.mark.parametrize("age_s", [0, 60])
+def test_spans_are_not_read_again_for_the_same_earlier_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: int
+) -> None:
+    """Without rows `bound.json` may keep an earlier number for hours. A file that was just replaced might be
+    another one with the same mark, so that one is read again.
+    """
+    path = tmp_path / "bounds.json"
+    bounds, reader, reads = BoundsFile(path, (1, 1)), BoundsReader(path), list[int]()
+    one, two = (table_task(table, 100) for table in (70, 71))
+    write(bounds, 200, {one.id: one})
+    write(bounds, 300, {one.id: one})
+    write(bounds, 400, {one.id: one, two.id: two})
+    os.utime(path, (time.time() - age_s,) * 2)
+    reader.read()
+    read = reader._read_spans
+    monkeypatch.setattr(reader, "_read_spans", lambda: (reads.append(1), read())[1])
+    for _ in range(3):
+        assert reader.read().bound == 400
+    assert len(reads) == (1 if age_s else 3)
+    write(bounds, 500, {one.id: one, two.id: two})
+    assert reader.read().bound == 500
 
 
 def test_what_could_not_be_written_on_a_full_disk_is_written_later(

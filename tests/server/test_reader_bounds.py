@@ -14,6 +14,7 @@ from tests.server.test_processor_needs import asked, never_open
 from tidegate.control.barrier import SpanTask
 from tidegate.control.grants import Grant
 from tidegate.control.messages import Checkpoint, DispatchResponse, FromProcessor, Wish
+from tidegate.control.open_spans import OpenSpans
 from tidegate.disk import Ballast, DiskFull
 from tidegate.errors import TidegateError
 from tidegate.model.span import Span
@@ -83,7 +84,7 @@ class Following:
         self.failures, self.woken, self.opening = list[TidegateError](), 0, opened(folder)
         node: Any = SimpleNamespace(ballast=Ballast(None), files=None)
         node.clock = SimpleNamespace(monotonic=lambda: 1000.0)
-        self.machine: Any = SimpleNamespace(reach=7, spans=SimpleNamespace(tasks={}))
+        self.machine: Any = SimpleNamespace(reach=7, spans=OpenSpans())
         self.bounds = ReaderBounds(node, self.machine, self.failures.append, self._wake)
         self.bounds.begin(self.opening.plan, Grant("i", (1, 1), 1, 1), self.opening)
         disk.slows()
@@ -245,7 +246,7 @@ def test_a_write_under_way_ends_before_its_processor_does(tmp_path: Path, disk: 
     async def scenario() -> None:
         processor._bounds.begin(opening.plan, Grant("i", (1, 1), 1, 1), opening)
         disk.slows()
-        machine = SimpleNamespace(reach=7, spans=SimpleNamespace(tasks={}))
+        machine = SimpleNamespace(reach=7, spans=OpenSpans())
         vars(processor._bounds)["_machine"] = machine
         processor._bounds.follow(opening, 5)
         await disk.writes()

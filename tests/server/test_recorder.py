@@ -136,7 +136,7 @@ def test_a_path_without_records_is_refused(tmp_path: Path) -> None:
     is_refused(tmp_path / ("x" * 300), "", "File name too long")
 
 
-HEAD = b'{"trace": 5, "machine": "owner", "state": {}}\n'
+HEAD = b'{"trace": 6, "machine": "owner", "state": {}}\n'
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ HEAD = b'{"trace": 5, "machine": "owner", "state": {}}\n'
         pytest.param(b"[1]\n", 1, "no JSON object", id="a-list"),
         pytest.param(HEAD[:20], 1, "no JSON object, or was cut off", id="half-a-head"),
         pytest.param(b"{}\n", 1, "it says trace None, machine None", id="another-object"),
-        pytest.param(b'{"trace": 5, "machine": [1]}\n', 1, "machine [1]", id="another-machine"),
-        pytest.param(b'{"trace": 5, "machine": "owner"}\n', 1, "KeyError", id="no-state"),
+        pytest.param(b'{"trace": 6, "machine": [1]}\n', 1, "machine [1]", id="another-machine"),
+        pytest.param(b'{"trace": 6, "machine": "owner"}\n', 1, "KeyError", id="no-state"),
         pytest.param(HEAD.replace(b"{}", b"[]"), 1, "AttributeError", id="another-state"),
         pytest.param(HEAD + b"# Read me\n", 2, "JSONDecodeError", id="text-behind-a-head"),
         pytest.param(HEAD + b"1\n", 2, "it is no JSON object", id="a-number-behind-a-head"),

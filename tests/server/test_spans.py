@@ -375,6 +375,13 @@ def test_a_feed_knows_when_something_has_come_of_each_of_its_spans() -> None:
     registry.hold(ONE, SPAN, 30)
     assert not registry.have_begun(ONE, {})
     assert registry.have_begun(ONE, {NAME: 25})
+    later = keys.record_span(101)
+    registry.hold(ONE, later, 40)
+    assert not registry.have_begun(ONE, {NAME: 25})
+    assert registry.behind(ONE, {NAME: 50}) == 40
+    assert registry.have_begun(ONE, {NAME: 25, span_id(later): 40})
+    registry.release(ONE, but=[NAME])
+    assert registry.behind(ONE, {NAME: 50}) == 50
     registry.drop(ONE, NAME)
     assert registry.have_begun(ONE, {}), "it holds none"
     assert registry.within(ONE, [SPAN]) == frozenset()

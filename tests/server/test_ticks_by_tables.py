@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -32,7 +33,7 @@ from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX, compose
 from tidegate.pipeline.host.backlog import Backlog
 from tidegate.pipeline.host.due_scan import DueScan
-from tidegate.server.catalogue.stripes import STRIPES, Stripes
+from tidegate.server.catalogue.stripes import STRIPES, Stripes, table_task
 from tidegate.server.delivery.plan import Paths
 from tidegate.server.node import Node
 from tidegate.server.owner.ddl import OwnerDdl
@@ -50,6 +51,8 @@ ONE = FeedId("default", "one")
 EVERYTHING, DDL = Span(b"", b""), Span(b"m", b"n")
 START = compose(1_000_000)
 MINUTE = compose(60_000)
+APART = tuple(table_task(100 * number, START) for number in range(1, 301))
+"""Tables that are far apart."""
 
 
 @cache
@@ -96,13 +99,13 @@ class Clock:
 
 
 class FollowedTables:
-    """The DDL of a changefeed of so many tables, as its processor sees it."""
+    """The DDL of a changefeed with these spans, as its processor sees it."""
 
     span, span_id, is_open = DDL, span_id(DDL), True
     tracker = SimpleNamespace(name_of=lambda table: "")
 
-    def __init__(self, tables: int) -> None:
-        self.initial = stripes(tables)
+    def __init__(self, tasks: tuple[SpanTask, ...]) -> None:
+        self.initial = tasks
 
     async def open(self, *given: Any) -> tuple[list[DdlBatch], int]:
         return [], START + 1000 * MINUTE
@@ -117,11 +120,12 @@ class FollowedTables:
 
 
 class Capture:
-    """A capture that delivers a changefeed of so many tables. No rows come, but time passes."""
+    """A capture that delivers a changefeed with these spans. No rows come, but time passes."""
 
-    def __init__(self, folder: Path, tables: int) -> None:
+    def __init__(self, folder: Path, tasks: tuple[SpanTask, ...], step: int) -> None:
+        self.step = step
         self.store, self.clock, self.ts = EventStore(folder / "events"), Clock(), START
-        self.spans = [self.store.open_span(span) for span in (DDL, *(one.span for one in stripes(tables)))]
+        self.spans = [self.store.open_span(span) for span in (DDL, *(one.span for one in tasks))]
         for span in self.spans:
             span.begin(START)
         self.receive()
@@ -143,10 +147,10 @@ class Capture:
         return FeedInfo(uri, ReplicaConfig().to_json(), 1, 0, 0, "normal", "i").to_bytes()
 
     def receive(self) -> None:
-        """Receive another minute, in which a table that the changefeed does not want is locked."""
-        self.ts += MINUTE
-        for place, span in enumerate(self.spans):
-            if place == 1:  # the stripe of ids below 4,096
+        """Receive for some time, in which a table that the changefeed does not want is locked."""
+        self.ts += self.step
+        for span in self.spans:
+            if span.span == keys.stripe_span(0, WIDTH):
                 edge = keys.table_prefix(WIDTH - 1)
                 parts = Span(span.span.start, edge), Span(edge, span.span.end)
                 span.keep(list(zip(parts, (self.ts, START + 1), strict=True)))
@@ -174,15 +178,16 @@ class Capture:
         at_once(self.processor._step())
 
 
+CaptureOf = Callable[..., Capture]
+
+
 @pytest.fixture
-def capture_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Capture]]:
+def capture_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CaptureOf]:
     made: list[Capture] = []
 
-    def capture(tables: int) -> Capture:
-        monkeypatch.setattr(
-            "tidegate.server.processor.opening.FeedDdl", lambda *given: FollowedTables(tables)
-        )
-        made.append(Capture(tmp_path / str(tables), tables))
+    def capture(tasks: tuple[SpanTask, ...], step: int = MINUTE) -> Capture:
+        monkeypatch.setattr("tidegate.server.processor.opening.FeedDdl", lambda *given: FollowedTables(tasks))
+        made.append(Capture(tmp_path / str(len(made)), tasks, step))
         return made[-1]
 
     yield capture
@@ -190,42 +195,63 @@ def capture_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         one.store.close()
 
 
-def test_a_tick_of_a_processor_costs_the_same_for_any_number_of_tables(
-    capture_of: Callable[[int], Capture],
-) -> None:
-    async def costs(tables: int) -> list[Counter[str]]:
-        capture, found = capture_of(tables), list[Counter[str]]()
-        await capture.open()
-        for time_passes in (True, True, False, False):
-            if time_passes:
-                capture.receive()
-            found.append(instructions(capture.tick))
-            assert {task.start_ts for task in capture.processor.machine.spans.tasks.values()} == {capture.ts}
-            await capture.processor._bounds.written()
-        return found[1:]  # the first tick fills caches
+async def ticks(capture: Capture) -> list[Counter[str]]:
+    """The instructions of ticks with and without floors that have risen."""
+    found = list[Counter[str]]()
+    await capture.open()
+    for time_passes in (True, True, False, False):
+        if time_passes:
+            capture.receive()
+        found.append(instructions(capture.tick))
+        assert {task.start_ts for task in capture.processor.machine.spans.tasks.values()} == {capture.ts}
+        await capture.processor._bounds.written()
+    return found[1:]  # the first tick fills caches
 
-    assert asyncio.run(costs(FEW)) == asyncio.run(costs(MANY))
+
+def looks(capture: Capture) -> list[Counter[str]]:
+    """The instructions of scans and looks after floors have risen."""
+    found = list[Counter[str]]()
+    folder = asyncio.run(capture.open())
+    settings = SimpleNamespace(tidegate=SimpleNamespace(max_batch_bytes=1 << 20))
+    spec: Any = SimpleNamespace(feed_dir=folder, store_dir=capture.store.folder, config=settings)
+    backlog, scan = Backlog(spec, {}), DueScan()
+    one: Any = SimpleNamespace(backlog=backlog, store=str(spec.store_dir), bounds_mark=None)
+    one.eager_until = one.looks_at = 0.0
+    # Long ago: for a file that was just replaced, a reader makes sure that it is no other one.
+    os.utime(folder / "bounds.json", (1, 1))
+    for now in (1.0, 2.0, 3.0, 4.0):
+        capture.receive()
+        found.append(instructions(lambda now=now: scan.may_be_due([one], now)))  # type: ignore[misc]
+        found.append(instructions(lambda: backlog.take(4)))
+        assert len(backlog.spans) == len(capture.spans) - 1
+    return found[4:]  # the first look reads all files, and the second one the spans again
+
+
+def test_a_tick_of_a_processor_costs_the_same_for_any_number_of_tables(
+    capture_of: CaptureOf,
+) -> None:
+    few, many = (asyncio.run(ticks(capture_of(stripes(tables)))) for tables in (FEW, MANY))
+    assert few == many
 
 
 def test_a_look_of_the_pipeline_costs_the_same_for_any_number_of_tables(
-    capture_of: Callable[[int], Capture],
+    capture_of: CaptureOf,
 ) -> None:
-    def costs(tables: int) -> list[Counter[str]]:
-        capture, found = capture_of(tables), list[Counter[str]]()
-        folder = asyncio.run(capture.open())
-        settings = SimpleNamespace(tidegate=SimpleNamespace(max_batch_bytes=1 << 20))
-        spec: Any = SimpleNamespace(feed_dir=folder, store_dir=capture.store.folder, config=settings)
-        backlog, scan = Backlog(spec, {}), DueScan()
-        one: Any = SimpleNamespace(backlog=backlog, store=str(spec.store_dir), bounds_mark=None)
-        one.eager_until = one.looks_at = 0.0
-        for now in (1.0, 2.0, 3.0):
-            capture.receive()
-            found.append(instructions(lambda now=now: scan.may_be_due([one], now)))  # type: ignore[misc]
-            found.append(instructions(lambda: backlog.take(4)))
-            assert len(backlog.spans) == STRIPES
-        return found[2:]  # the first look reads all files
+    few, many = (looks(capture_of(stripes(tables))) for tables in (FEW, MANY))
+    assert few == many
 
-    assert costs(FEW) == costs(MANY)
+
+@pytest.mark.parametrize(("work", "at_most"), [("ticks", 60), ("looks", 4)])
+def test_a_span_more_costs_few_instructions(capture_of: CaptureOf, work: str, at_most: int) -> None:
+    """Tables that are far apart have a span each. No row comes, and hardly a span costs a call."""
+
+    def costs(spans: int) -> list[Counter[str]]:
+        capture = capture_of(APART[:spans], compose(1000))  # after a minute the manifests follow the floors
+        return looks(capture) if work == "looks" else asyncio.run(ticks(capture))
+
+    for one, other in zip(costs(100), costs(300), strict=True):
+        more = other - one
+        assert more.total() <= at_most * 200, more.most_common(5)
 
 
 def test_a_tick_of_an_owner_costs_the_same_for_any_number_of_tables() -> None:

@@ -43,7 +43,7 @@ from tidegate.control.messages import (
     Sync,
     Wish,
 )
-from tidegate.control.open_spans import OpenSpans
+from tidegate.control.open_spans import OpenSpans, Received
 from tidegate.control.outbox import Outbox
 from tidegate.control.received import USED, Inbox, Verdict
 from tidegate.model.reports import Failed
@@ -214,10 +214,7 @@ class Processor:
         # Below the bound, not at it: while a DDL is not durable, the owner's bound is at that DDL.
         while self.spans.is_open and self.ddl.next_ts < self.bound:
             batch = self.ddl.take()
-            for name in batch.removed:
-                self.spans.remove(name)
-            for task in filter(self.holds, batch.added):
-                self.spans.add(task)
+            self.spans.change(batch.removed, filter(self.holds, batch.added))
             found.append(batch)
         return found
 
@@ -251,9 +248,9 @@ class Processor:
         dispatch = self.dispatch
         return dispatch is not None and dispatch.wish is Wish.RUN and dispatch.incarnation == incarnation
 
-    def idle(self, name: str, after: int, upto: int) -> None:
-        """Advance a span that has no row in (after, upto]."""
-        self.spans.idle(name, after, upto)
+    def idle(self, spans: Received) -> None:
+        """Advance spans that have no row in (after, upto]."""
+        self.spans.idle(spans)
 
     def resolve(self, frontier: Mapping[str, int], lacking: Container[str] = ()) -> None:
         """Raise the resolved ts to what was received. `lacking`: spans whose rows do not begin early enough

@@ -8,7 +8,7 @@ code or the record has changed.
 
 A segment is a head and the events after it, one JSON object a line:
 
-    {"trace": 5, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
+    {"trace": 6, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
     {"n": 1, "event": "report", "set": {...}, "args": [...], "named": {...}, "gave": ..., "shows": [...]}
 
     state   all that the machine holds when the segment begins
@@ -33,6 +33,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from tidegate import __version__, errors
@@ -59,7 +60,7 @@ from tidegate.control.ddl_log import DdlLog
 from tidegate.control.ended_records import EndedRecords
 from tidegate.control.granted_ranges import GrantedRanges
 from tidegate.control.messages import RangeColumns
-from tidegate.control.open_spans import OpenSpans
+from tidegate.control.open_spans import OpenSpans, Received
 from tidegate.control.outbox import Outbox
 from tidegate.control.owner import Owner
 from tidegate.control.processor import Processor
@@ -67,7 +68,7 @@ from tidegate.control.received import Inbox
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.model import ddl, reports, span
 
-VERSION: Final = 5
+VERSION: Final = 6
 """The version of the lines' form and of the machines' state. Records of another version are refused."""
 Record = dict[str, Any]
 
@@ -118,8 +119,8 @@ _MODULES: Final = (
 )
 _PARTS: Final = (ComingDdl, DdlAgreement, DdlLog, EndedRecords, GrantedRanges, Inbox, OpenSpans, Outbox)
 """Parts of machines that are no dataclasses; all that they hold is recorded."""
-_LEFT_OUT: Final = {"DdlEvent": frozenset({"before", "after"})}
-"""Members that are not recorded, because no machine reads them and they may be large."""
+_LEFT_OUT: Final = {"DdlEvent": frozenset({"before", "after"}), "OpenSpans": frozenset({"_shown"})}
+"""Members that are not recorded: no machine reads them and they may be large, or they follow from others."""
 
 
 def _defined_in(module: ModuleType) -> list[type]:
@@ -160,17 +161,24 @@ def encode(value: Any) -> Any:
             return {"set": _sorted(value)}
         case Mapping():
             return {"map": [[encode(key), encode(one)] for key, one in value.items()]}
+        case np.ndarray():
+            return {"ts": value.tolist()}
+        case Received():
+            return {"Received": [list(one) for one in value]}
         case _ if isinstance(value, _PARTS):
-            return {type(value).__name__: {name: encode(one) for name, one in vars(value).items()}}
+            return {type(value).__name__: _members(type(value).__name__, vars(value))}
         case TidegateError():
             parts = [value.what, value.where, value.why, value.fix]
             return {"error": [type(value).__name__, *map(str, parts)]}
     name = type(value).__name__
     if not is_dataclass(value) or _DEFINED.get(name) is not type(value):
         raise TypeError(f"{name} has no form in a record")
-    left_out = _LEFT_OUT.get(name, frozenset())
-    names = [one.name for one in fields(value)]
-    return {name: {one: None if one in left_out else encode(getattr(value, one)) for one in names}}
+    return {name: _members(name, {one.name: getattr(value, one.name) for one in fields(value)})}
+
+
+def _members(kind: str, members: Mapping[str, Any]) -> Record:
+    left_out = _LEFT_OUT.get(kind, frozenset())
+    return {name: None if name in left_out else encode(one) for name, one in members.items()}
 
 
 def decode(form: Any) -> Any:
@@ -220,6 +228,8 @@ _BUILDERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "set": lambda body: set(map(decode, body)),
     "map": lambda body: {decode(key): decode(one) for key, one in body},
     "error": _error,
+    "ts": lambda body: np.array(body, np.uint64),
+    "Received": Received.by_name,
 }
 
 # --- recording -----------------------------------------------------------------------------------------

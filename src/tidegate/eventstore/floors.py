@@ -27,7 +27,7 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ from tidegate.eventstore.manifest import StoreFrontier
 from tidegate.eventstore.records import replace_file
 from tidegate.eventstore.segment import Durability
 from tidegate.model.timestamp import Timestamp
+from tidegate.model.ts_by_span import PlacesOf
 
 FLOORS: Final = "floors"
 ENTRY_BYTES: Final = 32
@@ -52,6 +53,9 @@ _MAGIC: Final = int.from_bytes(b"tgfloors", "little")
 _FORMAT: Final = 1
 _FACTORS: Final = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F)))
 _HALF: Final = np.uint64(32)
+
+NOTHING: Final = StoreFrontier(PlacesOf({}), np.zeros(1, np.uint64), np.zeros(1, np.uint64))
+"""The frontier while there is no page."""
 
 Entries = npt.NDArray[np.uint64]
 """[entries, 4]: id, floor, version, check."""
@@ -78,7 +82,7 @@ class _Mapped:
     entries: Entries
     """The mapped file itself."""
     ids: npt.NDArray[np.uint64]
-    places: Mapping[str, int]
+    places: PlacesOf
     """Span id -> index of its entry, at the time `ids` was copied."""
 
 
@@ -116,7 +120,7 @@ class FloorReader:
         """All floors, in one pass over memory; empty while there is no page."""
         mapped = self._current()
         if mapped is None:
-            return StoreFrontier({}, (), ())
+            return NOTHING
         page = mapped.entries.tobytes()
         before = self._read
         if before is not None and before[0] == mapped.inode and before[1] == page:
@@ -126,7 +130,9 @@ class FloorReader:
         # A span was added or removed; only then is the index made again.
         if not np.array_equal(entries[:, 0], mapped.ids):
             places = self._remember(mapped, entries[:, 0].copy()).places
-        found = StoreFrontier(places, entries[:, 1].tolist(), entries[:, 2].tolist())
+        floors, versions = entries[:, 1].copy(), entries[:, 2].copy()
+        floors[0] = 0  # of the entry that identifies the file, where spans without an entry are looked up
+        found = StoreFrontier(places, floors, versions)
         if entries.tobytes() == page:  # otherwise a writer was active, and `found` is newer than `page`
             self._read = mapped.inode, page, found
         return found
@@ -146,7 +152,7 @@ class FloorReader:
         mapped = self._current()
         if mapped is None:
             return None
-        places = [mapped.places.get(span_id, 0) for span_id in span_ids]
+        places = [mapped.places.by_name.get(span_id, 0) for span_id in span_ids]
         # Some spans have no entry, or one that this reader has not seen yet. They will use an entry that was
         # free, so the result must change when the id of any entry changes.
         others = b"" if all(places) else mapped.entries[:, 0].tobytes()
@@ -156,13 +162,14 @@ class FloorReader:
         """The floor of one span; usually reads only its entry."""
         mapped = self._current()
         if mapped is None:
-            return StoreFrontier({}, (), ())
-        place = mapped.places.get(span_id)
+            return NOTHING
+        place = mapped.places.by_name.get(span_id)
         # The entry may have been freed and taken by another span since the index was made.
         if place is None or _name(int(mapped.entries[place, 0])) != span_id:
             return self.read()
-        entries = settled(mapped.entries[place : place + 1])
-        return StoreFrontier({span_id: 0}, entries[:, 1].tolist(), entries[:, 2].tolist())
+        entry = settled(mapped.entries[place : place + 1])
+        floors, versions = np.array([0, entry[0, 1]], np.uint64), np.array([0, entry[0, 2]], np.uint64)
+        return StoreFrontier(PlacesOf({span_id: 1}), floors, versions)
 
     def _current(self) -> _Mapped | None:
         """The page that the path leads to now; None if there is none."""
@@ -182,11 +189,13 @@ class FloorReader:
             return None
         if not _is_page(entries):
             return None
-        return self._remember(_Mapped(inode, entries, np.empty(0, np.uint64), {}), entries[:, 0].copy())
+        return self._remember(
+            _Mapped(inode, entries, np.empty(0, np.uint64), PlacesOf({})), entries[:, 0].copy()
+        )
 
     def _remember(self, mapped: _Mapped, ids: npt.NDArray[np.uint64]) -> _Mapped:
         places = {_name(number): place for place, number in enumerate(ids.tolist()) if place and number}
-        found = _Mapped(mapped.inode, mapped.entries, ids, places)
+        found = _Mapped(mapped.inode, mapped.entries, ids, PlacesOf(places))
         self._mapped = found
         return found
 

@@ -20,6 +20,7 @@ from tidegate.eventstore.records import Torn
 from tidegate.eventstore.segment import BlockInfo, DamagedSegment, SegmentInfo, tables_in
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp, compose
+from tidegate.model.ts_by_span import SpanOrder, TsArray, TsBySpan
 from tidegate.tidb.keys import ids_touched, stripe_ids
 
 READ_ATTEMPTS: Final = 5
@@ -32,7 +33,7 @@ Wanted: TypeAlias = tuple[int, int]
 """The wanted tables of a stripe: the first table id, and a bit mask; bit i stands for the id `first` + i."""
 
 
-class Lifted(Mapping[str, Timestamp]):
+class Lifted(TsBySpan):
     """A frontier in which some floors are replaced by higher ones, without copying the others."""
 
     def __init__(self, frontier: StoreFrontier, higher: Mapping[str, Timestamp]) -> None:
@@ -41,6 +42,14 @@ class Lifted(Mapping[str, Timestamp]):
     def __getitem__(self, span_id: str) -> Timestamp:
         found = self._higher.get(span_id)
         return self._frontier[span_id] if found is None else found
+
+    def ts_of(self, order: SpanOrder) -> TsArray:
+        """The ts of each span of an order; 0 for one that has none. The caller may change the array."""
+        found = self._frontier.ts_of(order)
+        for place, name in enumerate(order.names):
+            if name in self._higher:
+                found[place] = self._higher[name]
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._frontier)
@@ -104,7 +113,7 @@ def lifted(
     wanted: Mapping[str, Wanted],
     now: Timestamp,
     manifest_of: Callable[[str], Manifest | None],
-) -> Mapping[str, Timestamp]:
+) -> TsBySpan:
     """The frontier for a reader that wants only some tables of stripes.
 
     `wanted`: by the id of the stripe. `now`: the current ts of the upstream, taken from the span of DDL; a

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import orjson
 
 from tidegate.control.barrier import DdlBatch, SpanTask
@@ -214,14 +215,12 @@ class ProcessorTask:
         coming = self._prepare_coming(machine.dispatch)
         self._hold(coming)
         frontier = view.frontier(self._time.now)
-        undelivered = False
-        for name, after, upto in machine.spans.beyond(frontier, machine.bound):
-            first = upstream.tables[name].first_after(after)
-            if first and first <= upto:
-                undelivered = True
-            else:
-                # No row is between, so the progress needs no transaction.
-                machine.idle(name, after, upto)
+        moved = machine.spans.beyond(frontier, machine.bound)
+        firsts = [(upstream.tables[name].first_after(after), upto) for name, after, upto in moved]
+        has_rows = np.array([0 < first <= upto for first, upto in firsts], bool)
+        undelivered = bool(has_rows.any())
+        # No row is between, so the progress needs no transaction.
+        machine.idle(moved.only(~has_rows))
         machine.resolve(frontier, machine.spans.ids - frontier.keys())
         if self._coming:
             machine.received = min((frontier.get(name, 0) for name in coming), default=machine.ddl.known)

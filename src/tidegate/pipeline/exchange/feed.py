@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ from tidegate.sink.registry import sink_of
 from tidegate.tidb.keys import stripe_ids
 
 GRANT_READ_S = 10.0
+SETTLES_NS: Final = 1_000_000_000
+"""Times of files have steps of some milliseconds: after this long another file has another time."""
 LOAD_FILE = "load.json"
 """The plan of the initial load, in the folder of the spec until the load is known to be durable."""
 BOUND_FILE: Final = "bound.json"
@@ -329,6 +332,10 @@ class BoundsReader:
         self._names = str(path), str(self._later_path)
         self._known: tuple[object, str, Bounds] | None = None
         """The mark of the file when it was read, its number, and its content."""
+        self._checked: tuple[object, str] | None = None
+        """The mark of the file, and the other number that `bound.json` had, when the file was last read again
+        because of that number.
+        """
 
     @property
     def mark(self) -> object:
@@ -344,9 +351,12 @@ class BoundsReader:
             known = self._known = mark, *self._read_spans()
         # After the spans: if they are replaced meanwhile, a later bound names another number.
         number, bound = self._read_later()
-        if number != known[1] and not is_new:
+        if number != known[1] and not is_new and self._checked != (mark, number):
             # Usually the spans have just changed. But a mark may also come again, after two changes at once.
             known = self._known = mark, *self._read_spans()
+            # Without rows `bound.json` may keep an earlier number for hours, and the file of a thousand spans
+            # takes a millisecond to read.
+            self._checked = (mark, number) if _is_settled(mark) else None
         _, own, bounds = known
         return replace(bounds, bound=bound) if number and number == own else bounds
 
@@ -377,6 +387,11 @@ def _mark(name: str) -> object:
         return None
     # The inode alone would not do, because the file system may give that of the old file to the new one.
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _is_settled(mark: object) -> bool:
+    """Whether a file is so old that one that replaces it now has another mark."""
+    return isinstance(mark, tuple) and mark[1] < time.time_ns() - SETTLES_NS
 
 
 def _damaged(path: Path, error: Exception) -> Retryable:

@@ -27,7 +27,9 @@ from tidegate.model.span import Span, span_id
 from tidegate.tidb import keys, memcomparable
 
 TABLES_APART: Final = 100
-"""With at most this many tables each has a span of its own. A tick of the processor costs 15 us a span."""
+"""With at most this many tables each has a span of its own. Each span is a folder, a manifest that is written
+again every minute or two, and a registration in each region that it touches.
+"""
 SPARSE_APART: Final = 1_000
 """The same for tables that are far apart: stripes of them would pull the rows of the tables between."""
 SPARSE: Final = 1 / 8
@@ -35,9 +37,7 @@ SPARSE: Final = 1 / 8
 TiDB have every second id: each CREATE TABLE takes another one for its job.
 """
 STRIPES: Final = 48
-"""The target for the number of stripes. Each span costs a look at each tick, a folder, and a registration in
-each region that it touches.
-"""
+"""The target for the number of stripes."""
 SPANS_MAX: Final = 1_000
 """With more spans than this a feed that has grown should get a greater width (`wider`)."""
 SPANS_REMEMBERED: Final = 1 << 17

@@ -17,14 +17,18 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import orjson
+
 from tidegate.config.reading import config_from_json
 from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.control.barrier import SpanTask
 from tidegate.control.grants import Grant
 from tidegate.control.metadata import FeedId, FeedInfo
+from tidegate.control.open_spans import OpenSpans
 from tidegate.disk import replace_file, writing
 from tidegate.model.path_part import path_part
+from tidegate.model.ts_by_span import SpanOrder
 from tidegate.pipeline.exchange.feed import BOUND_FILE, FeedSpec
 from tidegate.server.catalogue.catalogues import DDL_SPAN_ID
 from tidegate.server.catalogue.stripes import spans_json
@@ -100,6 +104,8 @@ class BoundsFile:
     def __init__(self, path: Path, token: tuple[int, int], ddl_span: str = DDL_SPAN_ID) -> None:
         self._path, self._token, self._ddl_span = path, token, ddl_span
         self._spans: dict[str, SpanTask] = {}
+        self._order: SpanOrder | None = None
+        """The order of the spans that were taken last: while it is the same, no span is another."""
         self._spans_text = self._sent_spans = self._sent_number = ""
         self._sent_bound = 0
         # Random: a bound that an earlier incarnation has written must not count for the spans of this one.
@@ -108,7 +114,7 @@ class BoundsFile:
         self._is_closed = False
 
     def due(
-        self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
+        self, bound: int, spans: OpenSpans, *, raise_starts: bool = False, idle: bool = False
     ) -> BoundsChange | None:
         """The file to write for these bound and spans; None: no reader needs a change.
 
@@ -116,12 +122,8 @@ class BoundsFile:
         below the bound is durable. The bound is then written only together with other spans, or later when
         there are rows.
         """
-        if raise_starts or not self._spans_text or self._are_others(spans):
-            starts = {} if raise_starts else {name: task.start_ts for name, task in self._spans.items()}
-            self._spans = {
-                name: replace(task, start_ts=starts.get(name, task.start_ts)) for name, task in spans.items()
-            }
-            self._spans_text = json.dumps(spans_json(self._spans.values()))
+        if raise_starts or not self._spans_text or spans.order is not self._order:
+            self._take(spans, raise_starts=raise_starts)
         if self._spans_text != self._sent_spans:
             number = next(self._numbers)
             text = (
@@ -164,6 +166,16 @@ class BoundsFile:
         """Remove what a process that died while it wrote has left."""
         for partial in self._path.parent.glob("bound*-*.tmp"):
             partial.unlink(missing_ok=True)
+
+    def _take(self, spans: OpenSpans, *, raise_starts: bool) -> None:
+        """Take the spans as they are now, if they are others than those taken last, or to raise starts."""
+        self._order, tasks = spans.order, spans.tasks
+        if raise_starts or not self._spans_text or self._are_others(tasks):
+            if not raise_starts:
+                starts = {name: task.start_ts for name, task in self._spans.items() if name in tasks}
+                tasks |= {name: replace(tasks[name], start_ts=ts) for name, ts in starts.items()}
+            self._spans = tasks
+            self._spans_text = orjson.dumps(spans_json(tasks.values())).decode()
 
     def _are_others(self, spans: dict[str, SpanTask]) -> bool:
         """Whether the spans, or the wanted tables of one, differ from those that were written last."""

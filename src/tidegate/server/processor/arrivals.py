@@ -2,6 +2,9 @@
 
     floors and manifests --> begins too late | rows to deliver | nothing up to the bound: idle
 
+A manifest is read only if the floor names another version of it than the one that was read last, or if it
+names rows that are not delivered (`eventstore.last_rows`).
+
 A span without rows advances without the pipeline. That is safe only if the store has everything of the span
 since the changefeed's checkpoint. A floor says up to which ts a span is complete, but not from which ts. So
 the beginning is checked in the manifest before a floor counts. Idle spans are looked up in the frontier
@@ -14,9 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.control.open_spans import Received
 from tidegate.control.processor import Processor
 from tidegate.eventstore import store_view
+from tidegate.eventstore.last_rows import LastRows
 from tidegate.eventstore.manifest import Manifest, StoreFrontier
+from tidegate.model.ts_by_span import TsBySpan, ts_of
 from tidegate.tidb import keys
 
 ReadManifest = Callable[[Path, str], Manifest | None]
@@ -41,6 +50,7 @@ class Arrivals:
         """Whether every row at or below the bound is durable."""
         self._unchecked: set[str] = set()
         """Spans whose beginning has not been checked yet."""
+        self._last_rows = LastRows(machine.spans.order)
 
     def check_beginning_of(self, spans: Iterable[str]) -> None:
         """Check later whether these spans, which were just added, begin early enough."""
@@ -54,7 +64,7 @@ class Arrivals:
         """Up to which ts each span is complete in the store."""
         return store_view.read_frontier(self.store)
 
-    def lifted(self, frontier: StoreFrontier) -> Mapping[str, int]:
+    def lifted(self, frontier: StoreFrontier) -> TsBySpan:
         """The frontier for this changefeed: tables of a stripe that it does not want do not hold it back."""
         ddl_ts = frontier.get(self._ddl_span_id, 0)
         return store_view.lifted(frontier, self._machine.spans.stripes, ddl_ts, self.manifest)
@@ -64,30 +74,48 @@ class Arrivals:
 
         `reached`: the frontier as this changefeed sees it (`lifted`).
         """
-        idle = []
-        undelivered = []
+        undelivered: list[str] = []
         lacking = self._begin_late()
         moved = self._machine.spans.beyond(reached, self._machine.bound)
-        for span, after, upto in moved:
-            manifest = self.manifest(span)
-            if manifest is None or manifest.dropped_to > after:
-                # Rows above `after` may be among those that were dropped.
-                lacking.add(span)
-                continue
-            if max(frontier.reach(span, manifest), self._reach_of(span, manifest)) < upto:
-                continue
-            if store_view.pending(manifest, after, upto)[0] and self._has_rows(span, manifest, after, upto):
-                undelivered.append(span)
-            else:
-                idle.append((span, after, upto))
-        self.undelivered, self.lacking, self.all_idle = undelivered, lacking, len(idle) == len(moved)
-        if not idle:
+        is_idle = self._known_idle(frontier, moved)
+        for at in np.flatnonzero(~is_idle).tolist():
+            is_idle[at] = self._is_idle(frontier, moved, at, undelivered, lacking)
+        self.undelivered, self.lacking, self.all_idle = undelivered, lacking, bool(is_idle.all())
+        if not is_idle.any():
             return
         # Check again: a span that was restarted meanwhile left the frontier before its rows were dropped.
-        again = self.lifted(self.frontier())
-        for span, after, upto in idle:
-            if again.get(span, 0) >= upto:
-                self._machine.idle(span, after, upto)
+        again = ts_of(self.lifted(self.frontier()), moved.order)[moved.places]
+        self._machine.idle(moved.only(is_idle & (again >= moved.upto)))
+
+    def _known_idle(self, frontier: StoreFrontier, moved: Received) -> npt.NDArray[np.bool_]:
+        """Whether the manifest that was read last shows that a span is idle, for each of some spans."""
+        order, places = moved.order, moved.places
+        if self._last_rows.order is not order:
+            self._last_rows = LastRows(order)
+        # Not beyond the floor itself: a ts to which it was lifted is from the manifest's ranges.
+        within = frontier.ts_of(order)[places] >= moved.upto
+        return within & self._last_rows.without_rows(frontier, places, moved.after)
+
+    def _is_idle(
+        self, frontier: StoreFrontier, moved: Received, at: int, undelivered: list[str], lacking: set[str]
+    ) -> bool:
+        """Whether one of some spans is idle, by its manifest as it is now. Otherwise it may be added to
+        those that are undelivered, or lack a part.
+        """
+        place, after, upto = (int(one[at]) for one in (moved.places, moved.after, moved.upto))
+        span = moved.order.names[place]
+        manifest = self.manifest(span)
+        if manifest is None or manifest.dropped_to > after:
+            # Rows above `after` may be among those that were dropped.
+            lacking.add(span)
+            return False
+        self._last_rows.note(place, manifest)
+        if max(frontier.reach(span, manifest), self._reach_of(span, manifest)) < upto:
+            return False
+        if store_view.pending(manifest, after, upto)[0] and self._has_rows(span, manifest, after, upto):
+            undelivered.append(span)
+            return False
+        return True
 
     def _reach_of(self, span: str, manifest: Manifest) -> int:
         """Up to which ts all wanted tables of a stripe are complete; 0 if the whole span is wanted."""
@@ -103,11 +131,11 @@ class Arrivals:
         """
         if not self._unchecked:
             return set()
-        spans = self._machine.spans.tasks
+        spans = self._machine.spans
         late = set()
-        for span in self._unchecked & spans.keys():
+        for span in self._unchecked & spans.ids:
             manifest = self.manifest(span)
-            if manifest is None or manifest.dropped_to > spans[span].start_ts:
+            if manifest is None or manifest.dropped_to > spans.durable(span):
                 late.add(span)
         self._unchecked = late
         # A copy, because the caller adds to it.

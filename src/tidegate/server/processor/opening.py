@@ -20,6 +20,7 @@ from tidegate.control.metadata import FeedId
 from tidegate.control.processor import Processor
 from tidegate.eventstore import store_view
 from tidegate.filter.feed import FeedFilter
+from tidegate.model.ts_by_span import SpanOrder
 from tidegate.server.delivery.plan import FeedPlan
 from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.node import Node
@@ -60,8 +61,8 @@ class Opening:
         guarded, store = plan.config.check_gc_safe_point, plan.paths.store
         self.arrivals = Arrivals(machine, store, ddl.span_id, node.manifest)
         self.coming = ComingRanges(feed, machine, self.arrivals, ddl, self.spans, ranges, guarded=guarded)
-        self._concerned: frozenset[str] | None = None
-        """The spans whose rows wake it at once; None: any span."""
+        self._concerned: SpanOrder | None = None
+        """The order of the spans whose rows wake it at once; None: those of any span."""
         self._needs_at = float("-inf")
 
     # --- open and closed -----------------------------------------------------------------------------
@@ -139,9 +140,9 @@ class Opening:
         for batch in machine.passed():
             self._pass_ddl(batch)
         # Only when it changes: `look` runs many times a second.
-        if machine.spans.ids != self._concerned:
-            self._concerned = frozenset(machine.spans.ids)
-            node.pulse.concern(self.plan.paths.store, self._feed, self._concerned | {ddl.span_id})
+        if (order := machine.spans.order) is not self._concerned:
+            self._concerned = order
+            node.pulse.concern(self.plan.paths.store, self._feed, frozenset(order.names) | {ddl.span_id})
         reached = arrivals.lifted(frontier)
         arrivals.advance_idle(frontier, reached)
         machine.resolve(reached, arrivals.lacking)

@@ -97,7 +97,7 @@ class ReaderBounds:
 
     def _due(self, file: BoundsFile, opening: Opening, *, raise_starts: bool = False) -> BoundsChange | None:
         idle, machine = opening.arrivals.all_idle, self._machine
-        return file.due(machine.reach, machine.spans.tasks, raise_starts=raise_starts, idle=idle)
+        return file.due(machine.reach, machine.spans, raise_starts=raise_starts, idle=idle)
 
     async def _write(
         self, file: BoundsFile, change: BoundsChange | None, floor: tuple[int, int] | None

@@ -49,7 +49,7 @@ def words_of_undelivered(machine: Processor, opening: Opening) -> str:
     spans = opening.arrivals.undelivered
     if not spans or not machine.spans.is_open:
         return ""
-    slowest = machine.spans.tasks[min(spans, key=machine.spans.durable)]
+    slowest = machine.spans.task(min(spans, key=machine.spans.durable))
     named = words_of_span(slowest, opening.ddl)
     return f"rows of {named}" + (f" and {len(spans) - 1} more" if len(spans) > 1 else "")
 

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from tidegate.config.values import TABLE_MODE
 from tidegate.control.metadata import FeedId
 from tidegate.model.reports import (
@@ -39,6 +41,7 @@ from tidegate.model.reports import (
 )
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX
+from tidegate.model.ts_by_span import SpanOrder, ts_of
 from tidegate.server.catalogue.catalogues import DDL_SPAN_ID, Catalogues
 from tidegate.server.supervision.supervisor import Connection
 
@@ -66,6 +69,8 @@ class SpanRegistry:
         self._holders: dict[str, dict[Holder, int]] = {}
         self._held_by: dict[Holder, set[str]] = {}
         """The spans of each holder."""
+        self._orders: dict[Holder, SpanOrder] = {}
+        """The same in an order, for those that have asked for it since their spans changed."""
         self._puller: Connection | None = None
         self._dropped: dict[str, int] = {}
         self._refused: dict[str, Refused] = {}
@@ -141,6 +146,7 @@ class SpanRegistry:
         before, was_guarded = min(holders.values(), default=MAX), self._guarded(name)
         holders[feed] = min(start_ts, holders.get(feed, start_ts))
         self._held_by.setdefault(feed, set()).add(name)
+        self._orders.pop(feed, None)
         self._spans[name] = span
         # Dropped rows are pulled again, also if another holder has asked for it before: an owner's hold of
         # rows keeps none of them.
@@ -160,6 +166,7 @@ class SpanRegistry:
         guarded, least = self._guarded(name), min(holders.values(), default=MAX)
         holders.pop(feed, None)
         self._held_by.get(feed, set()).discard(name)
+        self._orders.pop(feed, None)
         if holders and (
             name in self._refused or self._guarded(name) is not guarded or min(holders.values()) > least
         ):
@@ -180,6 +187,7 @@ class SpanRegistry:
             self.drop(feed, name, forget=forget)
         if not self._held_by.get(feed):
             self._held_by.pop(feed, None)
+            self._orders.pop(feed, None)
         self._unguarded.discard(feed)
         self._progress_at.pop(feed, None)
 
@@ -232,9 +240,11 @@ class SpanRegistry:
         needs nothing below, and an owner before PD's hold is raised: otherwise a puller might register a
         region where history may be gone.
         """
+        # Each second, for a thousand spans if tables are far apart: so as few steps as possible for each.
         for name in self._held_by.get(feed, ()):
-            holders = self._holders[name]
-            holders[feed] = max(holders[feed], ddl if name == DDL_SPAN_ID else rows)
+            holders, needed = self._holders[name], ddl if name == DDL_SPAN_ID else rows
+            if holders[feed] < needed:
+                holders[feed] = needed
         for name, refused in list(self._refused.items()):
             if min(self._holders[name].values()) > refused.start_ts:
                 self._begin_again(name)  # no feed needs the refused part any more
@@ -269,13 +279,25 @@ class SpanRegistry:
         where it is. That may be below the feed's own progress: the feed may want no table of that region (in
         a stripe), or other captures deliver it, while regions that this capture prepares still wait.
         """
-        names = self._held_by.get(feed, ())
+        order = self._order_of(feed)
+        received = ts_of(floors, order)
         # A span without a floor has received nothing yet, and is registered from where the holder wants it.
-        return min((floors.get(name, 0) or self._holders[name][feed] for name in names), default=MAX)
+        for place in np.flatnonzero(received == 0).tolist():
+            received[place] = self._holders[order.names[place]][feed]
+        return int(received.min()) if len(order) else MAX
 
     def have_begun(self, feed: FeedId, floors: Mapping[str, int]) -> bool:
         """Whether each span of a feed has received something, so that `behind` knows how far each is."""
-        return all(floors.get(name, 0) for name in self._held_by.get(feed, ()))
+        return bool(ts_of(floors, self._order_of(feed)).all())
+
+    def _order_of(self, feed: Holder) -> SpanOrder:
+        """The spans of a holder in an order, the same one until it holds others."""
+        found = self._orders.get(feed)
+        if found is None:
+            found = SpanOrder(self._held_by.get(feed, ()))
+            if feed in self._held_by:
+                self._orders[feed] = found
+        return found
 
     def sweep(self, stored: Mapping[str, tuple[Span, int]], floor: int) -> list[str]:
         """Remove stored spans that no feed holds and that have nothing above `floor`; returns their ids.
