@@ -46,6 +46,8 @@ from tidegate.tidb.table_info import table_schema
 
 SERVICES: Final = Path(__file__).parents[1] / "tools" / "services"
 RULE: Final = DispatchRule(partition="index-value")
+BAG_RULE: Final = DispatchRule(partition="table")
+"""For tables without a key."""
 PROTOCOL: Final = {"protocol": "canal-json", "enable-tidb-extension": "true"}
 SCHEMA: Final = "bench"
 CREATE_TABLE: Final = 3
@@ -86,16 +88,19 @@ class Part:
 class Tables:
     """The tables and their rows: as entries of a change log, as messages, and as Arrow."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, keyed: bool = True) -> None:
+        """`keyed`: False for tables without a key, which have each row many times."""
         self.names = _of_each_lane(count)
         self.ids = [100 + at for at in range(count)]
-        self.infos = [info_of(name) | {"id": at} for name, at in zip(self.names, self.ids, strict=True)]
+        self.keyed, of = keyed, info_of if keyed else _bag_of
+        self.infos = [of(name) | {"id": at} for name, at in zip(self.names, self.ids, strict=True)]
         self.made: list[Definition] = [from_info(SCHEMA, info, 1) for info in self.infos]
         self._rows = rows_of(0, VALUES).drop_columns(["id"])
         parsed = table_schema(SCHEMA, self.infos[0], 1)
-        columns = [column.to_pylist() for column in rows_of(0, VALUES).columns]
+        stored = rows_of(0, VALUES) if keyed else self._rows
+        columns = [column.to_pylist() for column in stored.columns]
         self._values = pa.array(
-            [record.encode(parsed, row)[1] for row in zip(*columns, strict=True)], pa.binary()
+            [record.encode(parsed, row, row_id=1)[1] for row in zip(*columns, strict=True)], pa.binary()
         )
         self._store = SchemaStore.from_meta(self._meta(), 1)
 
@@ -155,9 +160,17 @@ class Tables:
 
     def mounted(self, number: int, part: Part, begin_ts: int) -> list[Any]:
         """The block, mounted as in a changefeed."""
-        found, bad = mount(self.block(number, part, begin_ts), self._store, MountOptions())
+        options = MountOptions(force_replicate=not self.keyed)
+        found, bad = mount(self.block(number, part, begin_ts), self._store, options)
         assert not bad, bad[0].why
         return found
+
+
+def _bag_of(name: str) -> dict[str, Any]:
+    """TiDB's description of a table without a key: the other columns."""
+    made = info_of(name)
+    columns = [column | {"offset": at} for at, column in enumerate(made["cols"][1:])]
+    return made | {"cols": columns, "pk_is_handle": False}
 
 
 def _of_each_lane(lanes: int) -> list[str]:
@@ -258,7 +271,8 @@ class Topic:
         for number in range(len(self.tables.names)):
             handles = self.tables.of(number, part.handles)
             for rows in self.tables.mounted(number, replace(part, handles=handles), self.ts + 1):
-                placed = partition_block(rows, RULE, PARTITIONS, "UTC")
+                rule = RULE if self.tables.keyed else BAG_RULE
+                placed = partition_block(rows, rule, PARTITIONS, "UTC")
                 made += messages(encode_block(rows, placed, self.options, 0))
         self.messages += len(made)
         self.bytes += sum(len(value) for _, _, value in made)

@@ -1,12 +1,15 @@
 """The memory that the consumer needs to apply one transaction of 2 GB to a target.
 
-    python -m benchmarks.giant_at_targets [--mb N] [--kind insert|update] [--target mariadb|delta]
+    python -m benchmarks.giant_at_targets [--mb N] [--kind insert|update] [--target mariadb|delta|iceberg]
+        [--keyless]
 
 Messages are canal-json of about 440 bytes, with DDL headers, in a real Kafka. The real `tidegate consumer
-run` writes to a real MariaDB or to Delta tables. First it applies ordinary transactions: the peak memory of
-all its processes together is the base. Then it applies one transaction with N MB of messages over four
-tables. Memory is anonymous memory, without the pages of mapped files (see `accounting`). With `update` the
-transaction changes every existing row; with `insert` all its rows are new.
+run` writes to a real MariaDB, or to Delta or Iceberg tables. First it applies ordinary transactions: the peak
+memory of all its processes together is the base. Then it applies one transaction with N MB of messages over
+four tables. Memory is anonymous memory, without the pages of mapped files (see `accounting`). With `update`
+the transaction changes every existing row; with `insert` all its rows are new. With `--keyless` the tables
+have no key, and each row is there several hundred times; then only `insert` can be measured, because an
+update of all rows would have nearly no net effect.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ from tidegate.model.timestamp import compose
 MESSAGE_BYTES: Final = 442
 WARM_UP: Final = 400_000
 GOAL_MB: Final = 600
+FILES: Final = ("delta", "iceberg")
+"""Targets of files."""
 SAMPLE_S: Final = 0.2
 
 
@@ -70,10 +75,12 @@ class Memory:
                 self.peak, self.roles = sum(roles.values()), roles
 
 
-def measure(mb: int, kind: str, target: str, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure(
+    mb: int, kind: str, target: str, progress: Callable[[str], None], *, keyed: bool = True
+) -> dict[str, Any]:
     """One run."""
     rows = mb * 1_000_000 // MESSAGE_BYTES
-    tables = Tables(LANES)
+    tables = Tables(LANES, keyed=keyed)
     with broker_with_pid() as (bootstrap, _), tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
         topic = Topic(bootstrap, tables)
         topic.create_tables()
@@ -106,7 +113,7 @@ def measure(mb: int, kind: str, target: str, progress: Callable[[str], None]) ->
                 child.wait(60)
             finally:
                 child.end()
-            found = _count(server, Path(folder) / "lake", tables)
+            found = _count(server, uri, tables)
     expected = rows if kind == "update" else base + rows
     assert found == expected, f"{found} rows are there, not {expected}"
     return {
@@ -123,8 +130,8 @@ def measure(mb: int, kind: str, target: str, progress: Callable[[str], None]) ->
 
 @contextmanager
 def _target(name: str, folder: Path) -> Iterator[tuple[str, MySqlServer | None]]:
-    if name == "delta":
-        yield f"delta://{folder}/lake", None
+    if name in FILES:
+        yield f"{name}://{folder}/lake", None
         return
     with running_mariadb() as (server, _):
         yield str(server), server
@@ -135,11 +142,16 @@ def _until(child: Child, ts: int) -> None:
     child.wait_line(lambda line: int(line.get("ts", 0)) >= ts, PATIENCE_S)
 
 
-def _count(server: MySqlServer | None, lake: Path, tables: Tables) -> int:
+def _count(server: MySqlServer | None, uri: str, tables: Tables) -> int:
+    if uri.startswith("iceberg:"):
+        from tidegate.consumer.iceberg import snapshots as iceberg
+
+        column = ["name"]
+        return sum(one.to_arrow(column).num_rows for one in iceberg.open_snapshot(uri).tables.values())
     if server is None:
         from tidegate.consumer.snapshots import open_snapshot
 
-        return sum(int(one.dataset().count_rows()) for one in open_snapshot(lake).tables.values())
+        return sum(int(one.dataset().count_rows()) for one in open_snapshot(uri).tables.values())
     connection, found = server.connect(), 0
     with connection.cursor() as cursor:
         for name in tables.names:
@@ -154,13 +166,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--mb", type=int, default=2048)
     parser.add_argument("--kind", choices=("insert", "update"), default="insert")
-    parser.add_argument("--target", choices=("mariadb", "delta"), default="mariadb")
+    parser.add_argument("--target", choices=("mariadb", *FILES), default="mariadb")
+    parser.add_argument("--keyless", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.keyless and options.kind != "insert":
+        parser.error("--keyless measures inserts only")
     ticker = Ticker()
-    found = measure(options.mb, options.kind, options.target, ticker)
+    found = measure(options.mb, options.kind, options.target, ticker, keyed=not options.keyless)
     ticker.close()
     title = f"{options.kind} of {found['rows']:,} rows, {found['mb']:,.0f} MB, to {options.target}"
+    title += ", without a key" if options.keyless else ""
     roles = sorted(found["base_by_process"].keys() | found["peak_by_process"].keys(), key=str.lower)
     lines = [
         (

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.consumer.at_delta import applier_of
+from tests.consumer import at_delta, at_iceberg
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tests.consumer.test_net_effect import NAMES, changes_of, end_of, histories, without_old_values
-from tidegate.consumer.applying.apply import Sizes
+from tidegate.consumer.applying.apply import Applier, Sizes
 from tidegate.consumer.applying.net_effect import Effect
-from tidegate.consumer.applying.parted import PartedTable, parts_of
+from tidegate.consumer.applying.parted import PartedTable
+from tidegate.consumer.applying.row_codes import codes_of, parts_of
 from tidegate.consumer.engine.assembler import STEP_BYTES, Assembler, StagedRun
 from tidegate.consumer.engine.fetched import Fetched
 from tidegate.consumer.engine.flow import MAX_WAITING_BYTES, Flow
 from tidegate.consumer.engine.position import PartitionPosition, Position
 from tidegate.consumer.engine.watermark import Mode
+from tidegate.consumer.iceberg.snapshots import open_snapshot as open_iceberg
+from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.table.definition import guess
 
 KNOWN = replace(guess("s", "t", (), 1), keys=("a", "b"))
@@ -66,11 +72,16 @@ def test_a_key_stays_in_its_part_in_every_release() -> None:
             "d": pa.array(["1.50", "0.00", None, "-7.25"]).cast(pa.decimal128(9, 2)),
         }
     )
-    assert parts_of(keys, 7).tolist() == [4, 5, 5, 6]
-    assert parts_of(pa.table({"u": pa.array([2**63, 1], pa.uint64())}), 7).tolist() == [6, 2]
+    assert parts_of(codes_of(keys), 7).tolist() == [4, 5, 5, 6]
+    assert parts_of(codes_of(pa.table({"u": pa.array([2**63, 1], pa.uint64())})), 7).tolist() == [6, 2]
 
 
-def test_a_delta_target_takes_parts_and_shows_only_snapshots(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("applier_of", "opened"), [(at_delta.applier_of, open_snapshot), (at_iceberg.applier_of, open_iceberg)]
+)
+def test_a_target_of_files_takes_parts_and_shows_only_snapshots(
+    tmp_path: Path, applier_of: Callable[..., Applier], opened: Callable[..., Any]
+) -> None:
     line, target = snapshots()[2], tmp_path / "target"
     applier = applier_of(target, sizes=Sizes(step=1, part=4000))
     cuts = []
@@ -83,7 +94,7 @@ def test_a_delta_target_takes_parts_and_shows_only_snapshots(tmp_path: Path) -> 
         consume(bank_topic("open-protocol", 2), target, until=line.ts, applier=applier, rows=2000).ts
         == line.ts
     )
-    assert differences(target, line) == {}
+    assert differences(target, line, opened) == {}
     assert max(count for parts in cuts for _, _, count in parts) > 3
     assert list(tmp_path.rglob("parts-*")) == []
 

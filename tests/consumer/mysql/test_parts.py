@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import pytest
 from tests.consumer.memory_topic import MemoryTopic, consume_into
 from tests.consumer.mysql.mortal import Killed, MortalServer
 from tests.consumer.mysql.reading import forget
+from tests.consumer.one_bag import END, FIRST, after_all, bag_topic
+from tests.consumer.one_bag import before as bag_before
 from tests.consumer.one_table import CREATED, KEY_FLAGS, Mark, OneTable, Row, topic
 from tidegate.consumer.applying.apply import Applier, Sizes
 from tidegate.consumer.engine.position import Position
@@ -83,11 +85,11 @@ def consume(
         return consume_into(reported, applier, where.folder / "staging", until=until, size=500, rows=10_000)
 
 
-def held(server: MySqlServer) -> list[Row]:
+def held(server: MySqlServer, columns: str = "id, u") -> list[Row]:
     connection = server.connect()
     with connection.cursor() as cursor:
-        cursor.execute("SELECT id, u FROM shop.items ORDER BY id")
-        found = list(cursor.fetchall())
+        cursor.execute(f"SELECT {columns} FROM shop.items")
+        found = sorted(cursor.fetchall())
     connection.close()
     return found
 
@@ -173,18 +175,31 @@ def test_all_rows_are_converted_before_anything_is_begun(server: MySqlServer, tm
     assert cut == [True]
 
 
-def test_death_between_parts_and_in_them(server: MySqlServer, tmp_path: Path) -> None:
-    consume(address(server, tmp_path), swaps(), 200)
+def dying(
+    server: MySqlServer,
+    folder: Path,
+    reported: MemoryTopic,
+    until: int,
+    deaths_at: Iterable[int],
+    sizes: Sizes,
+) -> None:
+    """Consume in several lives, each of which dies at one of its writes, but the last."""
     deaths, reached = 0, set[int]()
-    for dies_at in count(40, 17):
+    for dies_at in deaths_at:
+        mortal = address(MortalServer.at(server, dies_at), folder, transaction=1)
         try:
-            consume(address(MortalServer.at(server, dies_at), tmp_path, transaction=1), swaps(), 300)
+            consume(mortal, reported, until, sizes=sizes)
             break
         except Killed:
             deaths += 1
             reached.update(committed(server))
-    assert deaths > 3
+    assert deaths > 2
     assert len(reached) > 2, "some of them were in the midst of the parts"
+
+
+def test_death_between_parts_and_in_them(server: MySqlServer, tmp_path: Path) -> None:
+    consume(address(server, tmp_path), swaps(), 200)
+    dying(server, tmp_path, swaps(), 300, count(40, 17), SIZES)
     assert held(server) == after()
 
 
@@ -213,6 +228,15 @@ def test_a_transaction_of_parts_has_changed_a_row_before_it_writes_any(
     assert all(changed)
     assert held(server) == after()
     assert digests(server) == []
+
+
+def test_death_between_parts_of_a_table_without_a_key(server: MySqlServer, tmp_path: Path) -> None:
+    """Each of its equal rows is counted once."""
+    sizes, bag = Sizes(step=2_000, part=2_000), bag_topic("shop")
+    consume(address(server, tmp_path, transaction=1), bag, FIRST, sizes=sizes)
+    assert held(server, "n, what") == sorted(bag_before())
+    dying(server, tmp_path, bag, END, count(20, 23), sizes)
+    assert held(server, "n, what") == sorted(after_all())
 
 
 def test_parts_that_are_in_are_not_written_again(server: MySqlServer, tmp_path: Path) -> None:

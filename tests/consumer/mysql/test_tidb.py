@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -104,6 +104,22 @@ def reading(server: MySqlServer, name: str) -> Iterator[None]:
         reader.close()
 
 
+def taken_over_during(
+    server: MySqlServer, rows: Connection, name: str, ddl: Callable[[], object]
+) -> tuple[Call, Call]:
+    """A takeover while the job of a DDL waits: it waits for the job, too. Returns both, ended."""
+    with reading(server, name):
+        running = Call(ddl)
+        wait_for_job(rows, name)
+        taker = Call(lambda: taken(server, name))
+        taker.join(4)
+        assert taker.is_alive(), "it has not waited for the job"
+        assert jobs(rows, name)[0] in tidb_sessions.UNFINISHED
+    for call in (taker, running):
+        call.join(30)
+    return taker, running
+
+
 def columns(connection: Connection, name: str) -> list[str]:
     found = ask(
         connection,
@@ -122,15 +138,8 @@ def test_a_ddl_that_runs_has_ended_before_the_taker_reads(
     """KILL cancels its job, which ends only when the transactions do that it waits for."""
     old = taken(mariadb, name)
     old.record_ddl(NOTE)
-    with reading(mariadb, name):
-        ddl = Call(lambda: old.hold.run_ddl(f"ALTER TABLE {name}.t ADD COLUMN w INT"))
-        wait_for_job(rows, name)
-        taker = Call(lambda: taken(mariadb, name))
-        taker.join(4)
-        assert taker.is_alive(), "it has not waited"
-        assert jobs(rows, name)[0] in tidb_sessions.UNFINISHED
-    taker.join(30)
-    ddl.join(30)
+    statement = f"ALTER TABLE {name}.t ADD COLUMN w INT"
+    taker, _ = taken_over_during(mariadb, rows, name, lambda: old.hold.run_ddl(statement))
     assert taker.error is None
     assert taker.result is not None, "the taker still waits"
     state = jobs(rows, name)[0]
@@ -146,15 +155,7 @@ def test_a_job_without_its_session_is_waited_for(mariadb: MySqlServer, rows: Con
     old.record_ddl(NOTE)
     statement = old.hold.guard.marked(f"ALTER TABLE {name}.t ADD COLUMN w INT")
     stranger = mariadb.connect()
-    with reading(mariadb, name):
-        ddl = Call(lambda: ask(stranger, str(statement)))
-        wait_for_job(rows, name)
-        taker = Call(lambda: taken(mariadb, name))
-        taker.join(4)
-        assert taker.is_alive(), "it has not waited for the job"
-        assert jobs(rows, name)[0] in tidb_sessions.UNFINISHED
-    taker.join(30)
-    ddl.join(30)
+    taker, ddl = taken_over_during(mariadb, rows, name, lambda: ask(stranger, str(statement)))
     assert (taker.error, ddl.error) == (None, None)
     assert columns(rows, name) == ["id", "v", "w"]
 

@@ -31,6 +31,7 @@ from tidegate.consumer.applying.ddl_planner import DdlPlanner, in_order
 from tidegate.consumer.applying.net_effect import Changes, net_bag, net_effect
 from tidegate.consumer.applying.parted import PARTS_MAX, PartedTable
 from tidegate.consumer.applying.partition_checks import check_steps
+from tidegate.consumer.applying.row_runs import runs_of
 from tidegate.consumer.applying.set_aside import SetAsideTables, may_name_others, touched
 from tidegate.consumer.applying.target import Name, TableChanges, Target
 from tidegate.consumer.ddl import ddl_steps, ddl_text_plan
@@ -107,8 +108,7 @@ class Applier:
     def rows(self, pieces: Mapping[Name, Sequence[StagedPiece]], reached: Position) -> None:
         """Apply the net effect of each table's pieces; `reached` is the position once they are applied.
 
-        If they do not fit into memory, tables with a key are applied in parts. A table without a key is
-        always applied whole, however large, because equal rows can be counted only together.
+        If they do not fit into memory, the tables are applied in parts.
         """
         # First, because everything below uses the names at the target.
         held, aside = self.target.definitions.keys(), self.set_aside.has
@@ -153,16 +153,7 @@ class Applier:
             return {(schema, table): count for schema, table, count in begun.parts}
         if sum(sizes.values()) <= self._sizes.step:
             return {}
-        return {
-            name: min(1 + size // self._sizes.part, PARTS_MAX)
-            for name, size in sizes.items()
-            if self._has_key(name, pieces[name])
-        }
-
-    def _has_key(self, name: Name, pieces: Sequence[StagedPiece]) -> bool:
-        known = self.target.definition(name)
-        columns = (column for piece in pieces for column in piece.segment.columns)
-        return bool(known.keys) if known is not None else any(column.key for column in columns)
+        return {name: min(1 + size // self._sizes.part, PARTS_MAX) for name, size in sizes.items()}
 
     def _parted(self, name: Name, pieces: Sequence[StagedPiece], count: int, size: int) -> PartedTable:
         pieces = sorted(pieces, key=lambda piece: piece.segment.first_offset)
@@ -180,13 +171,17 @@ class Applier:
         # Before the definition is looked up: rows from before a DDL that has run must neither create a table
         # nor add columns to one.
         if self._clock is not None:
-            held = [piece for piece in held if self._fresh(name, staged_rows([piece]))]
+            held = [piece for piece in held if self._fresh_rows(name, piece)]
         if not held:
             return
         known = self._definition_for(name, [piece.segment for piece in held])
         zone = self.zone.of_table(known)
+        fresh = partial(self._fresh_rows, name)
+        runs = None if known.keys else runs_of(held, fresh)
         for piece in held:
-            changes = self._changes(name, self._fresh(name, staged_rows([piece])), known, zone)
+            changes = self._changes(name, fresh(piece), known, zone)
+            if runs is not None:
+                changes = replace(changes, run=runs.of(changes))
             # Targets compute tables in several threads.
             with self._counting:
                 self.stats.rows += len(changes)
@@ -277,6 +272,9 @@ class Applier:
 
     def _fresh(self, name: Name, staged: list[Staged]) -> list[Staged]:
         return self.ddl_floors.fresh(name, self.target.definition(name), staged)
+
+    def _fresh_rows(self, name: Name, piece: StagedPiece) -> list[Staged]:
+        return self._fresh(name, staged_rows([piece]))
 
     def _quarantine(self, name: Name, rows: Sequence[BadRow]) -> None:
         fresh = self._bad.add(name, rows)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from tidegate.consumer.applying.changes import BadRow
+from tidegate.consumer.applying.known_places import KnownPlaces
 from tidegate.sink import quarantine
 from tidegate.sink.quarantine import Quarantine
-
-BadPlace: TypeAlias = tuple[str, int, int, int]
-"""Topic, partition, offset, and number within the message; the number -1 is the whole message."""
 
 
 class BadRows:
@@ -21,7 +18,7 @@ class BadRows:
     def __init__(self, file: Path, place: Callable[[int], tuple[str, int]]) -> None:
         """`place`: maps a partition's number to topic and partition; the topic is empty if there is one."""
         self._quarantine, self._place = Quarantine(file), place
-        self._known = {row_place(entry) for entry in quarantine.sound_entries(file)}
+        self._known = KnownPlaces(quarantine.sound_entries(file))
         self._lock = threading.Lock()
 
     def add(self, name: tuple[str, str], rows: Sequence[BadRow]) -> int:
@@ -46,11 +43,5 @@ class BadRows:
                 for topic, partition, row in fresh
             )
             # After the append: if that fails, the next attempt must not take the rows for known ones.
-            self._known |= {(topic, partition, row.offset, row.seq) for topic, partition, row in fresh}
+            self._known.add((topic, partition, row.offset, row.seq) for topic, partition, row in fresh)
             return len(fresh)
-
-
-def row_place(entry: Mapping[str, Any]) -> BadPlace:
-    """Where the row or message of a quarantine entry is on the topic."""
-    where = entry["where"]
-    return where.get("topic", ""), where["partition"], where["offset"], where.get("seq", -1)

@@ -48,6 +48,9 @@ class Changes:
     old: pa.Table
     """The key columns; all columns if the table has no key or keeps deleted rows, or if the target keeps
     every change. Nulls for inserts."""
+    run: Ints | None = None
+    """For a table without a key: the number of each change's run on its partition, if these are not all of
+    the step's changes (`row_runs`). None: the ts show it."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -255,12 +258,15 @@ def not_replayed(changes: Changes, row: Ints, sign: Ints, content: Ints) -> Ints
     # equal. A producer that was restarted repeats changes in a later run: there the n-th equal entry is the
     # n-th of before.
     ts, partition = changes.commit_ts[row[order]], changes.partition[row[order]]
-    falls = np.zeros(len(order), bool)
-    falls[1:] = (ts[1:] < ts[:-1]) | (partition[1:] != partition[:-1])
-    run = np.cumsum(falls)
+    if changes.run is not None:
+        run = changes.run[row[order]]
+    else:
+        falls = np.zeros(len(order), bool)
+        falls[1:] = (ts[1:] < ts[:-1]) | (partition[1:] != partition[:-1])
+        run = np.cumsum(falls)
     sign, content = sign[order], content[order]
     # An entry is kept if no earlier run has as many equal ones.
-    number = _occurrence((run, ts, sign, content))
+    number = _occurrence((partition, run, ts, sign, content))
     kept: Ints = order[_occurrence((ts, sign, content, number)) == 0]
     return kept
 

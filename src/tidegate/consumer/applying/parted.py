@@ -1,7 +1,7 @@
-"""Changes of one table that do not fit into memory: split by key into parts on disk, applied one by one.
+"""Changes of one table that do not fit into memory: split into parts on disk, applied one by one.
 
     staged rows, converted        one piece after the other, in memory for a moment
-        |  split by a hash of the key
+        |  split by a hash of the key, or of the whole row if the table has no key
         v
     a file with all parts         as large as the rows
         |  one part at a time, read each time it is requested
@@ -10,35 +10,78 @@
 
 All changes of a key are in one part, so the parts' effects together are the effect of the whole. An update
 that changes the key becomes a delete in the part of the old key and an insert in that of the new one, which
-is also how `net_effect` treats it. Parts must be the same after a restart, in every process and release,
-because a target that has written some of them continues with the next.
+is also how `net_effect` treats it. Without a key every update is treated so: equal rows are in one part,
+where they are counted. Parts must be the same after a restart, in every process and release, because a target
+that has written some of them continues with the next.
 """
 
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.consumer.applying.change_rows import logged
-from tidegate.consumer.applying.net_effect import Changes, key_changed, net_effect
-from tidegate.consumer.applying.target import Name, TableChanges
+from tidegate.consumer.applying.net_effect import Changes, Ints, key_changed, net_bag, net_effect
+from tidegate.consumer.applying.row_codes import Codes, codes_of, parts_of
+from tidegate.consumer.applying.target import Name, TableChanges, blaming
 from tidegate.consumer.table.definition import Definition
+from tidegate.errors import Fatal
 from tidegate.model.cells import DELETE, INSERT
 
 PARTS_MAX: Final = 1024
 """A table is split into at most this many parts; a larger table gets larger parts."""
+BAG_PART_MAX: Final = 256 << 20
+"""The most bytes of one part of a table without a key: equal rows are in one part, however many there are."""
 _META: Final = ("op", "commit_ts", "partition", "offset", "seq")
-_MIX: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+_RUN: Final = "run"
 
-Hashes = npt.NDArray[np.uint64]
+
+class PartFile:
+    """Batches of rows by part, in one file. Any thread may read it after `end`."""
+
+    def __init__(self, file: Path, parts: int) -> None:
+        """The file is made by the first `add`, and remains until `close`."""
+        self._file = file
+        self._sink: BinaryIO | None = None
+        self._places: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
+        """(start, length) of each part's batches."""
+
+    def add(self, part: int, batch: pa.RecordBatch) -> None:
+        """Append a batch to a part."""
+        if self._sink is None:
+            self._sink = self._file.open("wb")
+        start = self._sink.tell()
+        with pa.ipc.new_stream(self._sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        self._places[part].append((start, self._sink.tell() - start))
+
+    def end(self) -> None:
+        """All batches are added."""
+        if self._sink is not None:
+            self._sink.close()
+
+    def size(self, part: int) -> int:
+        """The bytes of a part."""
+        return sum(length for _, length in self._places[part])
+
+    def read(self, part: int) -> Iterator[pa.RecordBatch]:
+        """The batches of a part, in the order of their `add`."""
+        for start, length in self._places[part]:
+            # A handle for each read: several threads read parts at once, and a handle has one place.
+            with self._file.open("rb") as file:
+                file.seek(start)
+                yield pa.ipc.open_stream(pa.py_buffer(file.read(length))).read_next_batch()
+
+    def close(self) -> None:
+        """Remove the file."""
+        self.end()
+        self._file.unlink(missing_ok=True)
 
 
 class PartedTable:
@@ -66,9 +109,10 @@ class PartedTable:
         self._every_change = every_change
         self._lock = threading.Lock()
         self._known: Definition | None = None
-        self._at: list[list[tuple[int, int]]] | None = None
-        """(start, length) of each part's batches in the file."""
+        self._cut, self._is_cut = PartFile(file, parts), False
+        self._sifted = PartFile(file.with_name(f"{file.name}-held"), parts)
         self._takes: list[bool] = []
+        self._gone: Codes = np.zeros(0, np.uint64)
 
     def prepare(self) -> None:
         """Split the rows into parts. Errors in the rows are raised here."""
@@ -76,15 +120,17 @@ class PartedTable:
 
     def net_changes(self, part: int) -> TableChanges | None:
         """The net effect of one part; None when it changes nothing."""
-        at = self._cut_once()
-        if not at[part]:
+        cut = self._cut_once()
+        if not cut.size(part):
             return None
         assert self._known is not None
-        changes = _joined([self._batch(*place) for place in at[part]])
+        changes, keys = _joined(list(cut.read(part))), self._known.keys
         if self._every_change:
-            return TableChanges(self._known, logged(changes, self._known.keys, knows_old=self._trust))
+            return TableChanges(self._known, logged(changes, keys, knows_old=self._trust))
+        if not keys:
+            return TableChanges(self._known, net_bag(changes))
         kept = bool(self._known.soft_delete)
-        effect = net_effect(changes, self._known.keys, self._trusts, self._by_kind, kept)
+        effect = net_effect(changes, keys, self._trusts, self._by_kind, kept)
         return TableChanges(self._known, effect)
 
     @property
@@ -94,50 +140,85 @@ class PartedTable:
         known = self._known
         return self._trust and known is not None and not known.uniques and not known.soft_delete
 
-    def _cut_once(self) -> list[list[tuple[int, int]]]:
+    def _cut_once(self) -> PartFile:
         with self._lock:
-            if self._at is None:
-                self._at = self._cut()
-            return self._at
+            if not self._is_cut:
+                self._split()
+                self._is_cut = True
+            return self._cut
 
     def may_delete(self, part: int) -> bool:
         """Whether the part may remove or overwrite a row; False if it only adds new rows."""
         self._cut_once()
         return self._takes[part]
 
+    def sift(self, rows: Iterable[pa.RecordBatch]) -> Callable[[int], Iterator[pa.RecordBatch]]:
+        """By part, those of a target's `rows` that may equal a row to delete; `rows` are read at most once.
+
+        Only for a table without a key. Memory holds a batch, and 8 bytes for each row to delete.
+        """
+        self._cut_once()
+        if len(self._gone):
+            assert self._known is not None
+            names = [column.name for column in self._known.columns]
+            for batch in rows:
+                codes = codes_of(pa.Table.from_batches([batch]).select(names))
+                at = np.searchsorted(self._gone, codes)
+                wanted = np.flatnonzero(self._gone[np.minimum(at, len(self._gone) - 1)] == codes)
+                for part, mine in _by_part(parts_of(codes[wanted], self.parts), self.parts):
+                    self._sifted.add(part, batch.take(pa.array(wanted[mine])))
+            self._sifted.end()
+        return self._sifted.read
+
     def close(self) -> None:
-        """Remove the file."""
-        self._file.unlink(missing_ok=True)
+        """Remove the files."""
+        self._cut.close()
+        self._sifted.close()
 
-    def _cut(self) -> list[list[tuple[int, int]]]:
-        """Write the changes of each part to the file. Returns the places of each part's batches."""
-        places: list[list[tuple[int, int]]] = [[] for _ in range(self.parts)]
+    def _split(self) -> None:
+        """Write the changes of each part to the file."""
+        # Empty again, if an attempt has failed in the midst.
+        self._cut, gone = PartFile(self._file, self.parts), list[Codes]()
         self._takes = [False] * self.parts
-        with self._file.open("wb") as sink:
-            for known, changes in self._read():
-                self._known = known
-                for part, cut in enumerate(split(changes, known.keys, self.parts)):
-                    if len(cut):
-                        batch, start = _batch_of(cut), sink.tell()
-                        with pa.ipc.new_stream(sink, batch.schema) as writer:
-                            writer.write_batch(batch)
-                        places[part].append((start, sink.tell() - start))
-                        # An insert that is not trusted may find its row at the target, and then overwrites
-                        # it.
-                        self._takes[part] |= not self._trusts or bool((cut.op != INSERT).any())
-        return places
+        for known, changes in self._read():
+            self._known = known
+            if known.keys:
+                cuts = split(changes, known.keys, self.parts)
+            else:
+                changes = updates_apart(changes)
+                codes = bag_codes(changes)
+                gone.append(np.unique(codes[changes.op == DELETE]))
+                cuts = _taken(changes, parts_of(codes, self.parts), self.parts)
+            for part, cut in cuts:
+                self._cut.add(part, _batch_of(cut))
+                # An insert that is not trusted may find its row at the target, and then overwrites it.
+                trusted = self._trusts or not known.keys
+                self._takes[part] |= not trusted or bool((cut.op != INSERT).any())
+        if self._known is not None and not self._known.keys and not self._every_change:
+            self._gone = np.unique(np.concatenate(gone))
+        self._cut.end()
+        self._check_bag()
 
-    def _batch(self, start: int, length: int) -> pa.RecordBatch:
-        # A handle for each read: several threads read parts at once, and a handle has one place.
-        with self._file.open("rb") as file:
-            file.seek(start)
-            return pa.ipc.open_stream(pa.py_buffer(file.read(length))).read_next_batch()
+    def _check_bag(self) -> None:
+        if self._known is None or self._known.keys:
+            return
+        part = max(range(self.parts), key=self._cut.size)
+        if (size := self._cut.size(part)) > BAG_PART_MAX:
+            with blaming(self.name):
+                raise Fatal(
+                    "a transaction changes too many equal rows of a table without a key",
+                    where=f"table {'.'.join(self.name)}, part {part + 1} of {self.parts}",
+                    why=f"equal rows are counted together, in memory: these have {size:,} bytes, "
+                    f"and the limit is {BAG_PART_MAX:,}",
+                    fix="give the table a primary key upstream before such a transaction; to go past this "
+                    "one, leave the table out with --exclude",
+                )
 
 
-def split(changes: Changes, keys: Sequence[str], parts: int) -> Iterator[Changes]:
-    """Split changes by the hash of their key."""
-    new = parts_of(changes.new.select(keys), parts)
-    old = parts_of(changes.old.select(keys), parts)
+def split(changes: Changes, keys: Sequence[str], parts: int) -> Iterator[tuple[int, Changes]]:
+    """Split changes by the hash of their key. Yields the parts that have changes."""
+    new = parts_of(codes_of(changes.new.select(keys)), parts)
+    old = parts_of(codes_of(changes.old.select(keys)), parts)
     moves = key_changed(changes, keys) & (new != old)
     where = np.where(changes.op == DELETE, old, new)
     # Stable, because a repeated step must write each part with the same rows in the same order.
@@ -150,56 +231,66 @@ def split(changes: Changes, keys: Sequence[str], parts: int) -> Iterator[Changes
         # as a delete where its old key was.
         come, left = moves[rows], moved[old[moved] == part]
         op = np.concatenate([np.where(come, INSERT, changes.op[rows]), np.full(len(left), DELETE)])
-        taken = np.concatenate([rows, left])
-        yield Changes(
-            op=op.astype(np.uint8),
-            commit_ts=changes.commit_ts[taken],
-            partition=changes.partition[taken],
-            offset=changes.offset[taken],
-            seq=changes.seq[taken],
-            new=changes.new.take(taken),
-            old=changes.old.take(taken),
-        )
+        if len(op):
+            taken = np.concatenate([rows, left])
+            yield part, _at(changes, taken, op, changes.new.take(taken), changes.old.take(taken))
 
 
-def parts_of(keys: pa.Table, parts: int) -> npt.NDArray[np.int64]:
-    """The part of each key, 0 to parts - 1. Equal keys get the same part in every process and release."""
-    code: Hashes = np.zeros(keys.num_rows, np.uint64)
-    for column in keys.columns:
-        array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        # Mixed after each column, so that keys with exchanged values, such as (1, 2) and (2, 1), get other
-        # numbers.
-        code = _mixed(code + _STEP + _numbers(array))
-    return (code % np.uint64(parts)).astype(np.int64)
+def updates_apart(changes: Changes) -> Changes:
+    """The changes with a delete and an insert for each update, and without values that say nothing."""
+    puts, gone = np.flatnonzero(changes.op != DELETE), np.flatnonzero(changes.op != INSERT)
+    op = np.concatenate([np.full(len(puts), INSERT), np.full(len(gone), DELETE)])
+    # Null, so that each row is written to the disk once.
+    new = pa.concat_tables([changes.new.take(puts), _nulls(changes.new.schema, len(gone))])
+    old = pa.concat_tables([_nulls(changes.old.schema, len(puts)), changes.old.take(gone)])
+    return _at(changes, np.concatenate([puts, gone]), op, new, old)
 
 
-def _numbers(values: pa.Array) -> Hashes:
-    """A number for each value, equal for equal values: an integer itself, or a checksum of the text."""
-    if pa.types.is_integer(values.type):
-        filled = values.fill_null(0).to_numpy(zero_copy_only=False)
-        wide: Hashes = filled.astype(np.uint64)  # a negative number as its two's complement
-        return wide
-    if not pa.types.is_binary(values.type):
-        values = values.cast(pa.string()).cast(pa.binary())
-    # A checksum and not `hash`, which gives another number in each process.
-    return np.fromiter((zlib.crc32(value or b"") for value in values.to_pylist()), np.uint64, len(values))
+def bag_codes(changes: Changes) -> Codes:
+    """The number of each change's whole row; there are no updates, and the inserts come first."""
+    inserts = int(np.count_nonzero(changes.op == INSERT))
+    deleted = changes.old.select(changes.new.column_names).slice(inserts)
+    return np.concatenate([codes_of(changes.new.slice(0, inserts)), codes_of(deleted)])
 
 
-def _mixed(code: Hashes) -> Hashes:
-    """Mix the bits, with the finalizer of splitmix64.
+def _nulls(schema: pa.Schema, count: int) -> pa.Table:
+    return pa.table([pa.nulls(count, kind) for kind in schema.types], schema=schema)
 
-    Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014.
-    """
-    code = (code ^ (code >> np.uint64(30))) * _MIX[0]
-    code = (code ^ (code >> np.uint64(27))) * _MIX[1]
-    mixed: Hashes = code ^ (code >> np.uint64(31))
-    return mixed
+
+def _taken(changes: Changes, where: Ints, parts: int) -> Iterator[tuple[int, Changes]]:
+    for part, rows in _by_part(where, parts):
+        yield part, _at(changes, rows, changes.op[rows], changes.new.take(rows), changes.old.take(rows))
+
+
+def _by_part(where: Ints, parts: int) -> Iterator[tuple[int, Ints]]:
+    """The places of each part that has some, in their order."""
+    order = np.argsort(where, kind="stable")
+    ends = np.searchsorted(where[order], np.arange(parts + 1))
+    for part in np.flatnonzero(np.diff(ends)).tolist():
+        yield part, order[ends[part] : ends[part + 1]]
+
+
+def _at(changes: Changes, rows: Ints, op: npt.NDArray[Any], new: pa.Table, old: pa.Table) -> Changes:
+    """The changes at these places, as these operations and with these images."""
+    return Changes(
+        op=op.astype(np.uint8),
+        commit_ts=changes.commit_ts[rows],
+        partition=changes.partition[rows],
+        offset=changes.offset[rows],
+        seq=changes.seq[rows],
+        new=new,
+        old=old,
+        run=changes.run[rows] if changes.run is not None else None,
+    )
 
 
 def _batch_of(changes: Changes) -> pa.RecordBatch:
     numbers = (changes.op, changes.commit_ts, changes.partition, changes.offset, changes.seq)
     arrays = [pa.array(column) for column in numbers]
     names = list(_META)
+    if changes.run is not None:
+        arrays.append(pa.array(changes.run))
+        names.append(_RUN)
     for prefix, table in (("n.", changes.new), ("o.", changes.old)):
         for name, column in zip(table.column_names, table.columns, strict=True):
             arrays.append(pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type))
@@ -210,7 +301,9 @@ def _batch_of(changes: Changes) -> pa.RecordBatch:
 def _joined(batches: Sequence[pa.RecordBatch]) -> Changes:
     table = pa.Table.from_batches(batches).combine_chunks()
     op, commit_ts, partition, offset, seq = (table[name].to_numpy() for name in _META)
-    return Changes(op, commit_ts, partition, offset, seq, new=_image(table, "n."), old=_image(table, "o."))
+    new, old = _image(table, "n."), _image(table, "o.")
+    run = table[_RUN].to_numpy() if _RUN in table.column_names else None
+    return Changes(op, commit_ts, partition, offset, seq, new, old, run)
 
 
 def _image(table: pa.Table, prefix: str) -> pa.Table:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
+import pyarrow as pa
+
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.applying.changes import Values
 from tidegate.consumer.applying.net_effect import BagEffect, Effect
@@ -93,7 +95,7 @@ def blaming(*names: Name) -> Iterator[None]:
 
 
 class Parted(Protocol):
-    """The changes of one table with a key, in a step that does not fit into memory: in parts by key."""
+    """The changes of one table in a step that does not fit into memory: in parts by key, or by whole row."""
 
     @property
     def name(self) -> Name:
@@ -113,12 +115,20 @@ class Parted(Protocol):
     def net_changes(self, part: int) -> TableChanges | None:
         """The net effect of one part; None when it changes nothing. May be called again, from any thread.
 
-        No key has changes in two parts. But rows of different parts may have the same value of another unique
-        key, one after the other: so the deletes of all parts must be written before any part inserts.
+        No key has changes in two parts, and without a key no row has. But rows of different parts may have
+        the same value of another unique key, one after the other: so the deletes of all parts must be written
+        before any part inserts.
         """
 
     def may_delete(self, part: int) -> bool:
         """Whether the part may delete a row: otherwise `net_changes` need not be called for its deletes."""
+
+    def sift(self, rows: Iterable[pa.RecordBatch]) -> Callable[[int], Iterator[pa.RecordBatch]]:
+        """By part, the rows among `rows`, those of the target, that may equal a row to delete.
+
+        For a table without a key, whose rows can be found only by reading all of them: once for all parts.
+        `rows` are not read if nothing is deleted.
+        """
 
 
 class Target(Protocol):

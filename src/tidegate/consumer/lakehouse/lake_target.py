@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,7 @@ from tidegate.sink.lakehouse.snapshot_rows import SnapshotRow
 
 WRITERS: Final = 2
 INTENTS: Final = f"{OWN}/ddl.jsonl"
+Held: TypeAlias = Callable[[], Iterator[pa.RecordBatch]]
 
 
 class LakeValues:
@@ -197,13 +198,21 @@ class LakeTarget:
             done.result()
 
     def _write_parts(self, table: Parted) -> None:
+        # First, because rows may show a table that the target does not have yet.
+        table.prepare()
+        held = self.tables.get(table.name)
+        # Before the first part is written: it adds only rows that differ from those of all other parts.
+        found = table.sift(self._rows_of(held) if held is not None else ())
         # A part is visible to readers only by the snapshot that names its commit, so a run that dies between
         # parts needs no record of them: `recover` undoes them all.
         for part in range(table.parts):
-            self._write_table(partial(table.net_changes, part))
+            self._write_table(partial(table.net_changes, part), partial(found, part))
 
-    def _write_table(self, net_changes: NetChanges) -> None:
-        """Write one table's changes in one commit, unless another process has taken the target over."""
+    def _write_table(self, net_changes: NetChanges, held: Held | None = None) -> None:
+        """Write one table's changes in one commit, unless another process has taken the target over.
+
+        `held`: the rows of a table without a key among which those to delete are; None: all of the table's.
+        """
         # Before the net effect is computed, which is the costly part.
         self.lake.check_writer()
         changes = net_changes()
@@ -213,7 +222,7 @@ class LakeTarget:
         if isinstance(changes.effect, Effect):
             self._write_keyed(table, changes.effect)
         else:
-            self._write_bag(table, changes.effect)
+            self._write_bag(table, changes.effect, held or partial(self._rows_of, table))
         table.version, table.grown = self.lake.version(table.path), True
         with self._counting:
             self.stats.commits += 1
@@ -227,22 +236,24 @@ class LakeTarget:
         else:
             self.lake.merge(table.path, effect.upserts, effect.deletes, table.definition.keys)
 
-    def _write_bag(self, table: Table, effect: BagEffect) -> None:
+    def _write_bag(self, table: Table, effect: BagEffect, held: Held) -> None:
         inserts = effect.inserts.append_column(ROWID, pa.array(effect.identities, pa.string()))
-        gone = self._find_in_bag(table, effect.deletes)
+        gone = self._find_in_bag(held(), effect.deletes)
         if len(gone):
             deletes = pa.table({ROWID: gone})
             self.lake.merge(table.path, inserts, deletes, [ROWID])
         elif inserts.num_rows:
             self.lake.append(table.path, inserts)
 
-    def _find_in_bag(self, table: Table, deletes: pa.Table) -> pa.Array:
-        """Row ids of rows equal to `deletes`, one for each. Reads the whole table: a bag has no key."""
+    def _rows_of(self, table: Table) -> Iterator[pa.RecordBatch]:
+        # A generator, so that nothing is opened for a step without deletes.
+        yield from self.lake.batches(table.path, table.definition.arrow_schema)
+
+    def _find_in_bag(self, rows: Iterator[pa.RecordBatch], deletes: pa.Table) -> pa.Array:
+        """Row ids of rows equal to `deletes`, one for each. All of `rows` are searched: a bag has no key."""
         found, left = list[pa.Array](), deletes
-        for batch in self.lake.batches(table.path, table.definition.arrow_schema):
-            # The table is read only as far as rows are still missing.
-            if left.num_rows == 0:
-                break
+        # The table is read only as far as rows are still missing.
+        while left.num_rows and (batch := next(rows, None)) is not None:
             held = pa.Table.from_batches([batch])
             at, left = _matched(held.select(left.column_names), left)
             found.append(held[ROWID].combine_chunks().take(at))

@@ -9,7 +9,7 @@ transaction, nor the lock, nor the guard of the old one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -20,6 +20,7 @@ from pymysql.constants import CLIENT, CR, ER
 
 from tidegate.config.values import Secret, revealed
 from tidegate.consumer.applying.target import TargetFailed
+from tidegate.consumer.mysql.ticdc_options import replaced
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.tls import Tls
@@ -74,6 +75,9 @@ class MySqlServer:
         if parts.path not in ("", "/"):
             raise _bad("it names a schema; tables keep the schemas that they have upstream")
         options = dict(parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True))
+        if found := replaced(options):
+            raise _of_ticdc(found)
+        # Another name is not shown, because it may be a part of a password with a ? in it.
         if parts.fragment or any(name not in OPTIONS for name in options):
             raise _bad(f"what follows the host is none of {', '.join(OPTIONS)}")
         password = unquote(parts.password or "")
@@ -142,6 +146,16 @@ def _tls(options: Mapping[str, str]) -> Tls | None:
         return None
     cert, key = (Path(options[name]) if name in options else None for name in ("ssl-cert", "ssl-key"))
     return Tls(Path(options["ssl-ca"]), cert, key)
+
+
+def _of_ticdc(found: Sequence[tuple[str, str]]) -> InvalidInput:
+    """The error for options of TiCDC's sink URI; `found`: each with what takes its place."""
+    return InvalidInput(
+        "this target has options of TiCDC's sink URI",
+        where=f"--target, {', '.join(name for name, _ in found)}",
+        why="; ".join(f"{name}: {instead}" for name, instead in found),
+        fix=f"leave them out; an address may have {', '.join(OPTIONS)}",
+    )
 
 
 def _bad(why: str) -> InvalidInput:

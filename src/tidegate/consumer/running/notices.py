@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tidegate.consumer.applying.bad_rows import row_place
+from tidegate.consumer.applying.known_places import KnownPlaces
 from tidegate.consumer.applying.stats import Stats
 from tidegate.consumer.engine.fetched import Fetched
 from tidegate.consumer.reading.source import Topic
@@ -25,8 +25,7 @@ class Notices:
         """`file`: the quarantine file, for messages and rows."""
         self._topic, self._bad_file, self._listener = topic, file, listener
         self._quarantine = Quarantine(file)
-        self._known_bad = {row_place(entry) for entry in quarantine.sound_entries(file)}
-        """Topic, partition, offset and number of each entry in quarantine."""
+        self._known_bad = KnownPlaces(quarantine.sound_entries(file))
         self._reported_bad = self._reported_bad_row = False
         self._reported_guesses: dict[str, tuple[str, ...]] = {}
 
@@ -45,7 +44,7 @@ class Notices:
             for message in part.bad
             if message.reduced_ts is None and (name, partition, message.offset, -1) not in self._known_bad
         ]
-        self._known_bad |= {(name, partition, message.offset, -1) for message in bad}
+        self._known_bad.add((name, partition, message.offset, -1) for message in bad)
         where = {"topic": name, "partition": partition}
         self._quarantine.append(
             {
