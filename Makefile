@@ -45,6 +45,9 @@ target-servers: setup ## the tests of databases as targets, at a MySQL or TiDB t
 bank: setup ## a bank into Delta, Iceberg and MariaDB, consumer and producer killed 50 times: make bank N=20
 	@$(PY) -m pytest -s tests/consumer/test_bank.py --bank $(or $(N),50) $(PYTEST_ARGS)
 
+logs: setup ## recorded logs into MariaDB, compared with what SQL saw at each of their snapshots
+	@$(PY) -m pytest tests/consumer/mysql/test_target.py -k recorded_log --every 1 $(PYTEST_ARGS)
+
 recuts: setup ## spans and rules of a changefeed changed under load, 50 times, with kills: make recuts N=10
 	@$(PY) -m pytest -s tests/integration/test_recuts.py --recuts $(or $(N),50) $(PYTEST_ARGS)
 
@@ -104,4 +107,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills bank recuts explore simulate captures guards hangs giant auto-cdc cluster chaos isolation cuts disks bench docs lock clean
+.PHONY: help setup demo test quick check golden fuzz kills bank logs recuts explore simulate captures guards hangs giant auto-cdc cluster chaos isolation cuts disks bench docs lock clean

@@ -51,9 +51,11 @@ def sink_in(folder: Path, max_kept: int = 1 << 30, hold_s: int = 3600) -> Reader
 class Place:
     """A reader's file with a writer and an owner."""
 
-    def __init__(self, folder: Path, max_kept: int = 1 << 30, hold_s: int = 3600) -> None:
+    def __init__(
+        self, folder: Path, max_kept: int = 1 << 30, hold_s: int = 3600, info: dict[str, Any] | None = None
+    ) -> None:
         self.changes = Changes(folder)
-        first = Definition(START, -1, "s", "t", "s", "t", 0, "", {"id": 1})
+        first = Definition(START, -1, "s", "t", "s", "t", 0, "", info or {"id": 1})
         self.changes.begin("one", START, [first], round(time.time() * 1000))
         self.sink = sink_in(folder, max_kept, hold_s)
         self.sink.fence({"here": 2}, lambda: None)

@@ -218,7 +218,8 @@ def run(
         str,
         typer.Option(
             help="Delta, Iceberg: copy-on-write (Delta's default) rewrites each data file in which a row "
-            "changes; merge-on-read (Iceberg's default) records which rows are deleted, if they are few.",
+            "changes; merge-on-read (Iceberg's default) records which rows are deleted, if they are few. "
+            "It is for tables of more than about a million rows in which rows anywhere change.",
             show_default=False,
         ),
     ] = "",

@@ -31,7 +31,7 @@ from tidegate.consumer.mysql.tables import column_text, converts, create_table, 
 from tidegate.consumer.mysql.target import MySqlTarget
 from tidegate.consumer.table.definition import Definition, target_column
 from tidegate.consumer.table.modify import WIRE_TYPES
-from tidegate.errors import Fatal, Retryable, TidegateError
+from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import Value
@@ -659,6 +659,26 @@ def test_a_connection_lost_while_a_ddl_is_planned_is_taken_again(
         life.ddl(other)
         assert ended, "the plan asks the server whether the table exists"
         assert (other.schema, other.table) in target.definitions
+
+
+@pytest.mark.usefixtures("named_locks")
+def test_no_statement_runs_in_a_connection_that_has_lost_the_lock(
+    server: MySqlServer, connection: Connection, tmp_path: Path
+) -> None:
+    """A proxy that opens another connection to the server shows no error, and that one has no lock."""
+    _, other = two_tables()
+    with Life(server, "ddl", tmp_path) as life:
+        target = life.target
+        record = target._progress.record_ddl
+
+        def record_and_lose(*arguments: Any) -> None:
+            record(*arguments)
+            assert target._hold.rows("SELECT RELEASE_ALL_LOCKS()") == [(1,)]
+
+        target._progress.record_ddl = record_and_lose  # type: ignore[method-assign]
+        with pytest.raises(Fenced):
+            life.ddl(other)
+    assert shown(connection.cursor(), other.schema, other.table) == []
 
 
 def test_a_ddl_without_statements_that_was_noted_is_not_noted_twice(

@@ -60,15 +60,20 @@ def topic_of(log: str, until: int, protocol: str = "open-protocol") -> MemoryTop
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("log", "sizes"),
-    [("bank", None), ("keys", None), ("onlineddl", None), ("wide", None), ("bank", TINY), ("keys", TINY)],
+    [
+        *((log, None) for log in ("bank", "keys", "narrow", "onlineddl", "wide")),
+        ("bank", TINY),
+        ("keys", TINY),
+    ],
 )
 def test_a_recorded_log_is_at_every_snapshot_as_sql_saw_it(
-    mariadb: MySqlServer, tmp_path: Path, log: str, sizes: Sizes | None
+    mariadb: MySqlServer, tmp_path: Path, log: str, sizes: Sizes | None, request: pytest.FixtureRequest
 ) -> None:
-    lines = lines_of(log)
+    """At every fifth one, and at each with `make logs`."""
+    lines, every = lines_of(log), request.config.getoption("--every")
     topic = topic_of(log, lines[-1].ts)
     forget(mariadb, log, *schemas_of(lines))
-    for line in (*lines[:-1:5], lines[-1]):
+    for line in (*lines[:-1:every], lines[-1]):
         assert consume(mariadb, log, topic, tmp_path, line.ts, sizes=sizes).ts == line.ts
         assert differences(mariadb, line) == {}
 

@@ -277,6 +277,7 @@ class DdlRun:
         self._progress.record_ddl(progress_text(self._done, note))
         self.attempted = self._now
         # Directly before the statement: no transaction guards it, but the lock, or at TiDB the note above.
+        # The lock is lost without an error if a proxy continues our session in another connection.
         self._hold.check_lock()
         if isinstance(statement, DeleteRows):
             prune(self._hold, statement.name, statement.members)
