@@ -59,7 +59,7 @@ def outcome_of(scenario: str, seed: int, *, whole: bool = False) -> RunOutcome:
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """Log nothing meanwhile: what the captures log has no virtual time, and 10,000 seeds would hide a result."""
+    """Log nothing meanwhile: it has no virtual time, and of 10,000 seeds it would hide the result."""
     before = logging.root.manager.disable
     logging.disable()
     try:
