@@ -74,7 +74,7 @@ class Trouble:
             taken = captures.passes(captures.now(), since, captures.names.replace(name, ""))
         else:
             # A capture that only loses etcd delivers for a while, so its last rows say nothing.
-            taken = captures.longest_pause_s(lambda: self._has_left(name))
+            taken = captures.longest_pause_s(lambda: self.has_left(name))
         time.sleep(max(0.0, since + fault.seconds - time.monotonic()))
         self._repair(name, fault)
         return taken
@@ -127,12 +127,12 @@ class Trouble:
         """The longest pauses of the checkpoint during a drain and during the return."""
         path = f"/captures/{self.captures.id_of(name)}/drain"
         self.captures.ask("PUT", path)
-        there = self.captures.longest_pause_s(lambda: self._has_left(name))
+        there = self.captures.longest_pause_s(lambda: self.has_left(name))
         time.sleep(SETTLE_S)
         self.captures.ask("DELETE", path)
         return [there, self.captures.longest_pause_s(lambda: self._is_back(name))]
 
-    def _has_left(self, name: str) -> bool:
+    def has_left(self, name: str) -> bool:
         """Whether others deliver all ranges."""
         there = {address for address, _ in self.captures.shares()}
         gone = ""  # the address of a capture that has no session any more
@@ -146,12 +146,14 @@ class Trouble:
         """The longest pauses of the checkpoint. Back, because a capture may be left without ranges."""
         captures, table = self.captures, self._chance.choice(TABLES)
         taker = captures.id_of(self._chance.choice(captures.names))
-        moved = self._move("move", tables=[table], capture=taker)
+        moved = self.move("move", tables=[table], capture=taker)
         time.sleep(SETTLE_S)
-        return moved + self._move("rebalance", dry_run=False)
+        return moved + self.move("rebalance", dry_run=False)
 
-    def _move(self, how: str, **body: Any) -> list[float]:
-        """Nothing if all ranges are already where they should be."""
+    def move(self, how: str, **body: Any) -> list[float]:
+        """The longest pause of the checkpoint while ranges move by a request to the changefeed (`how`: move,
+        rebalance). Nothing if all ranges are already where they should be.
+        """
         captures, before = self.captures, self.captures.shares()
 
         def asked() -> dict[str, Any]:

@@ -25,6 +25,12 @@ from tidegate.kvclient.pd import PdClient
 
 FEED = "bank"
 LOOK_S = 0.02
+AT_VERSION = """
+import runpy, sys, tidegate
+tidegate.__version__ = sys.argv.pop(1)
+runpy.run_module("tests.integration.lined_server", run_name="__main__")
+"""
+"""The code of a capture of another version: only its number differs."""
 
 
 def free_addresses(count: int) -> list[str]:
@@ -40,18 +46,21 @@ class Captures(Cluster):
     def __init__(self, folder: Path, kafka: str, etcd: str, names: str = "abc", ttl_s: int = 6) -> None:
         super().__init__(folder, kafka, options="&partition-num=3")
         self.names, self.ttl_s = names, ttl_s
+        self.feeds = [FEED]
+        """Its changefeeds. All are waited for; what is measured is of the first one."""
         self.addresses = dict(zip(names, free_addresses(len(names)), strict=True))
         self.lines = {(one, to): Line(self.addresses[to]) for one, to in permutations(names, 2)}
         """Between captures: what the first sends to the second, and the answers."""
         self.to_etcd = {name: Line(etcd) for name in names}
         self._client = httpx.Client(timeout=2, trust_env=False)  # a new one for each look takes 20 ms of CPU
 
-    def start_capture(self, name: str) -> Child:
-        """One more, with a data folder of its own; the same port after a restart."""
+    def start_capture(self, name: str, version: str = "") -> Child:
+        """One more, with a data folder of its own; the same port after a restart. `version`: if not ours."""
         lines = {
             self.addresses[to]: line.address for (sender, to), line in self.lines.items() if sender == name
         }
-        command = [sys.executable, "-m", "tests.integration.lined_server", json.dumps(lines), "server"]
+        lined = ["-c", AT_VERSION, version] if version else ["-m", "tests.integration.lined_server"]
+        command = [sys.executable, *lined, json.dumps(lines), "server"]
         command += ["--pd", self.pd, "--data-dir", str(self.folder / name), "--json"]
         command += ["--etcd", self.to_etcd[name].endpoint, "--session-ttl", str(self.ttl_s)]
         command += ["--spark-master", "local[2]", "--addr", self.addresses[name]]
@@ -121,23 +130,38 @@ class Captures(Cluster):
         self.server = self.addresses[name]
         return name
 
-    def shares(self) -> list[tuple[str, str]]:
+    def shares(self, feed: str = FEED) -> list[tuple[str, str]]:
         """Who delivers, and from which key on; empty unless all ranges are delivered."""
-        found = self.feed().get("tidegate", {}).get("captures", [])
+        found = self.feed(feed).get("tidegate", {}).get("captures", [])
         there = [(one["address"], one["start"]) for one in found]
         return there if all(one["running"] for one in found) else []
 
     def deliver(self, names: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait until these captures, and no others, deliver the changefeed's ranges."""
+        """Wait until these captures, and no others, deliver the ranges of the changefeeds. Only the first one
+        has enough tables for all of them.
+        """
         wanted = {self.addresses[name] for name in names}
-        eventually(
-            f"{names} deliver", lambda: {address for address, _ in self.shares()} == wanted, patience_s
-        )
+
+        def there() -> bool:
+            first, *others = ({address for address, _ in self.shares(feed)} for feed in self.feeds)
+            return first == wanted and all(one and one <= wanted for one in others)
+
+        eventually(f"{names} deliver", there, patience_s)
 
     def wait_on(self, after: str, since: float) -> None:
         """Until what is committed now is delivered. Prints the seconds since the old owner ended."""
-        self.wait_checkpoint(self.tso())
+        self.wait_for_all(self.tso())
         print(f"{after}: {time.monotonic() - since:.1f} s until the next owner delivers")
+
+    def wait_for_all(self, ts: int) -> None:
+        """Wait until the checkpoint of each changefeed has reached `ts`."""
+        for feed in self.feeds:
+            self.wait_checkpoint(ts, feed)
+
+    def versions(self) -> dict[str, str]:
+        """The version of each capture that has a session, by address."""
+        items = self.ask("GET", "/captures")["items"]
+        return {one["address"]: one["tidegate"]["version"] for one in items}
 
     # --- what is measured ------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,17 @@ def validate(source: str, keys: dict[str, tuple[str, ...]]) -> TopicReport:
     # The product's own judge must come to the same, whatever this one finds.
     assert verdict.holds == (not report.faults), f"{report.faults[:5]} against {verdict.violations}"
     return report
+
+
+def changes(source: str, keys: dict[str, tuple[str, ...]]) -> Counter[tuple[str, ...]]:
+    """The row changes of the tables in `keys`: table, commit ts and key, with their number."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for decoded in read_topic(source).values():
+        for item in describe(decoded):
+            image, name = item.get("new") or item.get("old"), f"{item.get('schema')}.{item.get('table')}"
+            if image and name in keys:
+                found[name, str(item["commit_ts"]), *(str(image[column]) for column in keys[name])] += 1
+    return found
 
 
 def _validate_partition(
