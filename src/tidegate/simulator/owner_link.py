@@ -189,6 +189,6 @@ class OwnerLink:
             mine = header.owner_rev == self._control.owner_rev or "term_of_message" in self._off
             if peer is not None and header.instance == INSTANCE and mine:
                 self._take(peer, message)
-                if peer.asked is not None and not peer.runs and peer.asked_its_predecessor:
-                    self.dispatch(peer, peer.asked.wish)
+                if (wish := peer.to_ask_again) is not None:
+                    self.dispatch(peer, wish)
         self._wake.set()

@@ -131,13 +131,13 @@ class Peer:
         return self.asked is None or (self.asked.wish is Wish.REST and self.given_up.is_set())
 
     @property
-    def asked_its_predecessor(self) -> bool:
-        """Whether the last Dispatch was to an earlier process of its capture, and is not answered. It never
-        will be, because a process ignores what was meant for its predecessor.
+    def to_ask_again(self) -> Wish | None:
+        """What an earlier process of its capture was asked for, except to deliver, and has not answered. It
+        never will be, because a process ignores what was meant for its predecessor. None: there is nothing.
         """
-        if self.asked is None or self.given_up.is_set():
-            return False
-        return self.asked.header.capture_epoch < self.latest[0]
+        if self.asked is None or self.runs or self.given_up.is_set():
+            return None
+        return self.asked.wish if self.asked.header.capture_epoch < self.latest[0] else None
 
     def ask(self, dispatch: Dispatch, now: float) -> None:
         """Note a Dispatch to it.

@@ -190,8 +190,8 @@ class ProcessorLink:
         Otherwise a capture that is killed and starts again at once would stop the checkpoint for `AGAIN_S`,
         because the end of the incarnation waits for its answer.
         """
-        if peer.asked is not None and not peer.runs and peer.asked_its_predecessor:
-            self.dispatch(peer, peer.asked.wish)
+        if (wish := peer.to_ask_again) is not None:
+            self.dispatch(peer, wish)
 
     async def release(self, *, forget: bool) -> None:
         """Ask the processors that have work of the feed to end it. `forget`: the feed is removed, so all of

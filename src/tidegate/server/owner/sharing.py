@@ -109,12 +109,13 @@ class Sharing:
         return found
 
     def _can_begin(self, names: Sequence[str]) -> Sequence[str]:
-        """Those of the captures that can begin at once; all of them if none can."""
+        """Those of the captures whose applications run, if they are at least half; otherwise all."""
         # A capture that was killed and has just started again still has its grants, but its application takes
         # seconds to start. The checkpoint would wait for that. It gets ranges again once it is ready
-        # (`better`). One that delivers already keeps its ranges while its application is replaced.
-        peers = [self.peers[name] for name in names]
-        return [peer.capture for peer in peers if peer.ready or peer.runs] or names
+        # (`better`). But after a restart of all captures the first one that is ready must not get everything:
+        # it would pull, from the checkpoint on, what the event stores of the others have.
+        ready = [name for name in names if self.peers[name].ready]
+        return ready if 2 * len(ready) >= len(names) else names
 
     def _is_kept(self, able: Collection[str]) -> bool:
         """Whether a user has moved tables among exactly these captures."""
