@@ -28,11 +28,12 @@ from tidegate.consumer.applying.parted import PartedTable, row_bytes
 from tidegate.consumer.applying.row_codes import codes_of
 from tidegate.consumer.applying.row_runs import Places, RowRuns
 from tidegate.consumer.applying.target import TableFailed, Target
+from tidegate.consumer.lakehouse import lake_target
 from tidegate.consumer.lakehouse.write_mode import WriteMode
 from tidegate.consumer.table.convert import TargetColumn
-from tidegate.consumer.table.definition import guess
+from tidegate.consumer.table.definition import ROWID, guess
 from tidegate.errors import Fatal
-from tidegate.model.cells import INSERT
+from tidegate.model.cells import DELETE, INSERT
 
 KNOWN = guess("s", "t", (), 1)
 SIZES = Sizes(step=2_000, part=2_000)
@@ -177,21 +178,29 @@ def test_a_row_stays_in_its_part_in_every_release() -> None:
 CODES = [10510591759703922053, 11063911685144107064, 15228513244704209645]
 
 
-@given(st.lists(CHANGED, max_size=30), st.integers(1, 4))
+@given(st.lists(CHANGED, max_size=30), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
 @settings(deadline=None)
-def test_sifted_rows_are_those_that_a_part_may_delete(rows: list[Any], parts: int) -> None:
+def test_sifted_rows_are_those_that_a_part_may_delete(
+    rows: list[Any], parts: int, size: int, few: int
+) -> None:
+    """Whatever batches the target's rows come in."""
     changes = any_changes(rows)
     held = changes.new.append_column("more", pa.array(range(len(changes))))
-    with TemporaryDirectory() as folder:
+    removed = set(rows_of(changes.old.select(NAMES).filter(pa.array(changes.op != INSERT))))
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_file, "GATHERED_MAX", few)
         file = Path(folder) / "parts"
         table = PartedTable(("s", "t"), parts, 1, lambda: [(known_as(NAMES), changes)], file, True)
-        sifted = table.sift(iter(held.to_batches()))
+        sifted = table.sift(iter(held.to_batches(size)))
         for part in range(parts):
             effect = table.net_changes(part)
             gone = Counter(rows_of(effect.effect.deletes)) if effect is not None else Counter()
             here = pa.Table.from_batches(sifted(part), held.schema)
             there = Counter(rows_of(held.select(NAMES)))
             assert Counter(rows_of(here.select(NAMES))) & gone == there & gone
+            # Null has the number of 0 and of an empty text.
+            alike = {(a or 0, b or "", v or 0) for a, b, v in rows_of(here.select(NAMES))}
+            assert alike <= removed, "other rows take disk for nothing"
         table.close()
 
 
@@ -204,6 +213,38 @@ def known_as(names: Sequence[str]) -> Any:
 
 def column_of(name: str, kind: pa.DataType) -> Any:
     return TargetColumn(name, 3, kind)
+
+
+def test_rows_of_many_small_batches_are_sifted_into_few(tmp_path: Path) -> None:
+    rows = [(1, DELETE, (at % 4, "", at // 4), (0, "", 0), 0) for at in range(40)]
+    changes = any_changes(rows)
+    table = PartedTable(("s", "t"), 3, 1, lambda: [(known_as(NAMES), changes)], tmp_path / "parts", True)
+    held = pa.concat_tables([changes.old.select(NAMES)] * 25)
+    sifted = table.sift(held.to_batches(5))
+    batches = [list(sifted(part)) for part in range(3)]
+    assert [len(one) for one in batches] == [1, 1, 1]
+    assert sum(batch.num_rows for one in batches for batch in one) == 1000
+    table.close()
+
+
+def test_a_table_of_small_batches_is_searched_in_large_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each search numbers all rows that are still to delete."""
+    searches = list[int]()
+    matched = lake_target._matched
+
+    def counting(held: pa.Table, wanted: pa.Table) -> Any:
+        searches.append(held.num_rows)
+        return matched(held, wanted)
+
+    monkeypatch.setattr(lake_target, "_matched", counting)
+    held = pa.table({"a": range(100), ROWID: [str(at) for at in range(100)]})
+    with AtDelta(tmp_path / "target").address().opened() as target:
+        wanted = pa.table({"a": [3, 98, 3]})
+        found = target._find_in_bag(iter(held.to_batches(2)), wanted)
+        assert (found.to_pylist(), target.stats.missing_deletes) == (["3", "98"], 1)
+    assert searches == [100]
 
 
 def test_a_step_that_deletes_nothing_does_not_read_the_table(tmp_path: Path) -> None:

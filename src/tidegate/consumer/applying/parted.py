@@ -115,20 +115,30 @@ class PartedTable:
     def sift(self, rows: Iterable[pa.RecordBatch]) -> Callable[[int], Iterator[pa.RecordBatch]]:
         """By part, those of a target's `rows` that may equal a row to delete; `rows` are read at most once.
 
-        Only for a table without a key. Memory holds a batch, and 8 bytes for each row to delete.
+        Only for a table without a key. Memory holds a batch, the rows that are gathered for a cut, and
+        8 bytes for each distinct row to delete.
         """
         self._cut_once()
         if len(self._gone):
-            assert self._known is not None
-            names = [column.name for column in self._known.columns]
-            for batch in rows:
-                codes = codes_of(pa.Table.from_batches([batch]).select(names))
-                at = np.searchsorted(self._gone, codes)
-                wanted = np.flatnonzero(self._gone[np.minimum(at, len(self._gone) - 1)] == codes)
-                for part, mine in _by_part(parts_of(codes[wanted], self.parts), self.parts):
-                    self._sifted.add(part, batch.take(pa.array(wanted[mine])))
+            for found in gathered(self._may_equal(rows), lambda one: one[0].nbytes):
+                held = pa.Table.from_batches([batch for batch, _ in found]).combine_chunks()
+                parts = parts_of(np.concatenate([codes for _, codes in found]), self.parts)
+                for part, mine in _by_part(parts, self.parts):
+                    for batch in held.take(mine).to_batches():
+                        self._sifted.add(part, batch)
             self._sifted.end()
         return self._sifted.read
+
+    def _may_equal(self, rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Codes]]:
+        """The rows of each batch that may equal one to delete, with their numbers; no empty batches."""
+        assert self._known is not None
+        names = [column.name for column in self._known.columns]
+        for batch in rows:
+            codes = codes_of(pa.Table.from_batches([batch]).select(names))
+            at = np.searchsorted(self._gone, codes)
+            wanted = np.flatnonzero(self._gone[np.minimum(at, len(self._gone) - 1)] == codes)
+            if len(wanted):
+                yield batch.take(pa.array(wanted)), codes[wanted]
 
     def close(self) -> None:
         """Remove the files."""
