@@ -7,10 +7,13 @@ rows are. So rows are gathered until there are many before they are cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
 import pyarrow as pa
+
+from tidegate.disk import writing
 
 GATHERED_BYTES: Final = 64 << 20
 """Rows are gathered until they have this many bytes."""
@@ -48,18 +51,20 @@ class PartFile:
         """(start, length) of each part's batches."""
 
     def add(self, part: int, batch: pa.RecordBatch) -> None:
-        """Append a batch to a part."""
-        if self._sink is None:
-            self._sink = self._file.open("wb")
-        start = self._sink.tell()
-        with pa.ipc.new_stream(self._sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        self._places[part].append((start, self._sink.tell() - start))
+        """Append a batch to a part. Raises DiskFull; then only `close` may follow."""
+        with writing(self._file):
+            if self._sink is None:
+                self._sink = self._file.open("wb")
+            start = self._sink.tell()
+            with pa.ipc.new_stream(self._sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            self._places[part].append((start, self._sink.tell() - start))
 
     def end(self) -> None:
-        """All batches are added."""
+        """All batches are added. Raises DiskFull; then only `close` may follow."""
         if self._sink is not None:
-            self._sink.close()
+            with writing(self._file):
+                self._sink.close()
 
     def has(self, part: int) -> bool:
         """Whether a part has batches."""
@@ -74,6 +79,11 @@ class PartFile:
                 yield pa.ipc.open_stream(pa.py_buffer(file.read(length))).read_next_batch()
 
     def close(self) -> None:
-        """Remove the file."""
-        self.end()
-        self._file.unlink(missing_ok=True)
+        """Remove the file. May be called again."""
+        try:
+            if self._sink is not None:
+                # On a full disk it fails again to write what is still in its buffer, which nobody needs now.
+                with suppress(OSError):
+                    self._sink.close()
+        finally:
+            self._file.unlink(missing_ok=True)

@@ -75,7 +75,7 @@ class PartedTable:
         self._gone: Codes = np.zeros(0, np.uint64)
 
     def prepare(self) -> None:
-        """Split the rows into parts. Errors in the rows are raised here."""
+        """Split the rows into parts. Errors in the rows are raised here, and DiskFull."""
         self._cut_once()
 
     def net_changes(self, part: int) -> TableChanges | None:
@@ -103,7 +103,12 @@ class PartedTable:
     def _cut_once(self) -> PartFile:
         with self._lock:
             if not self._is_cut:
-                self._split()
+                try:
+                    self._split()
+                except BaseException:
+                    # Another attempt begins another file, and this one may have filled the disk.
+                    self._cut.close()
+                    raise
                 self._is_cut = True
             return self._cut
 
@@ -116,7 +121,7 @@ class PartedTable:
         """By part, those of a target's `rows` that may equal a row to delete; `rows` are read at most once.
 
         Only for a table without a key. Memory holds a batch, the rows that are gathered for a cut, and
-        8 bytes for each distinct row to delete.
+        8 bytes for each distinct row to delete. Raises DiskFull.
         """
         self._cut_once()
         if len(self._gone):
@@ -142,8 +147,10 @@ class PartedTable:
 
     def close(self) -> None:
         """Remove the files."""
-        self._cut.close()
-        self._sifted.close()
+        try:
+            self._cut.close()
+        finally:
+            self._sifted.close()
 
     def _split(self) -> None:
         """Write the changes of each part to the file."""
