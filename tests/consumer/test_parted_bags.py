@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from tests.consumer.at_iceberg import deletes_in_small_files
 from tests.consumer.each_target import AtDelta, AtIceberg, AtParquet, Killed, Place
-from tests.consumer.memory_topic import consume_into
+from tests.consumer.memory_topic import consume_by_offset_into, consume_into
 from tests.consumer.one_bag import END, FIRST, after_all, bag_topic, before, rows_of
 from tests.consumer.test_net_effect import CHANGED, NAMES, any_changes
+from tidegate.codec.registry import reader_of
 from tidegate.consumer.applying import part_file, parted
 from tidegate.consumer.applying.apply import Applier, Sizes
 from tidegate.consumer.applying.net_effect import BagEffect, Changes, net_bag
@@ -28,6 +29,7 @@ from tidegate.consumer.applying.parted import PartedTable, row_bytes
 from tidegate.consumer.applying.row_codes import codes_of
 from tidegate.consumer.applying.row_runs import Places, RowRuns
 from tidegate.consumer.applying.target import TableFailed, Target
+from tidegate.consumer.engine.row_clock import clock_of
 from tidegate.consumer.lakehouse import lake_target
 from tidegate.consumer.lakehouse.write_mode import WriteMode
 from tidegate.consumer.table.convert import TargetColumn
@@ -299,6 +301,22 @@ def test_files_take_parts_once_whichever_write_is_the_last(place: Place, tmp_pat
     assert deaths > 2
     assert place.seen() == {"items": sorted(after_all(), key=repr)}
     assert list(tmp_path.rglob("parts-*")) == []
+
+
+def test_a_topic_that_is_read_by_offset_shows_which_rows_it_repeats(tmp_path: Path) -> None:
+    """Its rows are ordered by offset, but a producer's restart shows in the commit ts that they carry."""
+    topic, place, cuts = bag_topic(), AtDelta(tmp_path / "target"), list[int]()
+    clock = clock_of(reader_of(topic.options).losses(topic.options))
+    with place.address().opened() as target:
+        write = target.write
+        target.write = lambda small, reached, parted: (  # type: ignore[method-assign,assignment,misc]
+            cuts.extend(one for _, _, one in reached.parts),
+            write(small, reached, parted),
+        )
+        applier = Applier(target, tmp_path, trust_inserts=False, clock=clock, sizes=SIZES)
+        consume_by_offset_into(topic, applier, tmp_path / "staging", size=10_000, rows=100_000)
+    assert max(cuts) > 5, "it is in parts"
+    assert place.seen() == {"items": sorted(after_all(), key=repr)}
 
 
 def test_a_part_that_does_not_fit_into_memory_stops_the_consumer(
