@@ -17,6 +17,7 @@ from tests.consumer import at_delta, at_iceberg
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tests.consumer.test_net_effect import NAMES, changes_of, end_of, histories, without_old_values
+from tidegate.consumer.applying import part_file
 from tidegate.consumer.applying.apply import Applier, Sizes
 from tidegate.consumer.applying.net_effect import Effect
 from tidegate.consumer.applying.parted import PartedTable
@@ -34,15 +35,16 @@ KNOWN = replace(guess("s", "t", (), 1), keys=("a", "b"))
 FRESH = Position(0, "memory", "open-protocol", "transaction", {0: PartitionPosition(0, 0, 0)})
 
 
-@given(histories(), st.booleans(), st.integers(1, 5), st.integers(1, 4))
+@given(histories(), st.booleans(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
-def test_parts_together_take_the_start_to_the_end(history, old_values, parts, pieces) -> None:  # type: ignore[no-untyped-def]
+def test_parts_together_take_the_start_to_the_end(history, old_values, parts, pieces, few) -> None:  # type: ignore[no-untyped-def]
     start, events = history
     end = end_of(start, events)
     sent = events if old_values else without_old_values(events)
     cut = [changes_of(sent[at::pieces], ["a", "b"]) for at in range(pieces)]
     got, fresh = dict(start), dict[tuple[int, str], tuple[object, ...]]()
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_file, "GATHERED_MAX", few)
         table = PartedTable(
             ("s", "t"), parts, 1, lambda: [(KNOWN, one) for one in cut], Path(folder) / "parts", old_values
         )

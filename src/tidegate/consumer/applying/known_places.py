@@ -1,7 +1,7 @@
 """Which rows and messages are in a quarantine file already, so that a change that is read twice is kept once.
 
 A file may have millions of entries. In memory each takes 12 bytes: its offset and its number in the message,
-sorted by partition. New ones wait in a set until there are `FRESH_MAX` of them.
+sorted by offset for each partition. New ones wait in a set until there are `FRESH_MAX` of them.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ class KnownPlaces:
         self._fresh.clear()
         for of, fresh in found.items():
             offsets, numbers = self._sorted.get(of, (np.zeros(0, np.int64), np.zeros(0, np.int32)))
-            self._sorted[of] = _sorted(
-                np.append(offsets, np.array([offset for offset, _ in fresh], np.int64)),
-                np.append(numbers, np.array([number for _, number in fresh], np.int32)),
-            )
+            # Merged, because the others may be millions and are sorted already. None is in both. The numbers
+            # of an offset need no order.
+            new, number = np.array(sorted(fresh), np.int64).T
+            at = np.searchsorted(offsets, new)
+            self._sorted[of] = np.insert(offsets, at, new), np.insert(numbers, at, number)
 
 
 def _sorted(offsets: _Offsets, numbers: _Numbers) -> tuple[_Offsets, _Numbers]:

@@ -1,7 +1,7 @@
 """Changes of one table that do not fit into memory: split into parts on disk, applied one by one.
 
-    staged rows, converted        one piece after the other, in memory for a moment
-        |  split by a hash of the key, or of the whole row if the table has no key
+    staged rows, converted        some pieces after the others, in memory for a moment
+        |  gathered to about 64 MB, then split by a hash of the key, or of the whole row if there is no key
         v
     a file with all parts         as large as the rows
         |  one part at a time, read each time it is requested
@@ -20,14 +20,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.consumer.applying.change_rows import logged
 from tidegate.consumer.applying.net_effect import Changes, Ints, key_changed, net_bag, net_effect
+from tidegate.consumer.applying.part_file import PartFile, gathered
 from tidegate.consumer.applying.row_codes import Codes, codes_of, parts_of
 from tidegate.consumer.applying.target import Name, TableChanges, blaming
 from tidegate.consumer.table.definition import Definition
@@ -37,51 +39,9 @@ from tidegate.model.cells import DELETE, INSERT
 PARTS_MAX: Final = 1024
 """A table is split into at most this many parts; a larger table gets larger parts."""
 BAG_PART_MAX: Final = 256 << 20
-"""The most bytes of one part of a table without a key: equal rows are in one part, however many there are."""
+"""The most bytes of rows in one part of a table without a key: equal rows are in one part, however many."""
 _META: Final = ("op", "commit_ts", "partition", "offset", "seq")
 _RUN: Final = "run"
-
-
-class PartFile:
-    """Batches of rows by part, in one file. Any thread may read it after `end`."""
-
-    def __init__(self, file: Path, parts: int) -> None:
-        """The file is made by the first `add`, and remains until `close`."""
-        self._file = file
-        self._sink: BinaryIO | None = None
-        self._places: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
-        """(start, length) of each part's batches."""
-
-    def add(self, part: int, batch: pa.RecordBatch) -> None:
-        """Append a batch to a part."""
-        if self._sink is None:
-            self._sink = self._file.open("wb")
-        start = self._sink.tell()
-        with pa.ipc.new_stream(self._sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        self._places[part].append((start, self._sink.tell() - start))
-
-    def end(self) -> None:
-        """All batches are added."""
-        if self._sink is not None:
-            self._sink.close()
-
-    def size(self, part: int) -> int:
-        """The bytes of a part."""
-        return sum(length for _, length in self._places[part])
-
-    def read(self, part: int) -> Iterator[pa.RecordBatch]:
-        """The batches of a part, in the order of their `add`."""
-        for start, length in self._places[part]:
-            # A handle for each read: several threads read parts at once, and a handle has one place.
-            with self._file.open("rb") as file:
-                file.seek(start)
-                yield pa.ipc.open_stream(pa.py_buffer(file.read(length))).read_next_batch()
-
-    def close(self) -> None:
-        """Remove the file."""
-        self.end()
-        self._file.unlink(missing_ok=True)
 
 
 class PartedTable:
@@ -115,13 +75,13 @@ class PartedTable:
         self._gone: Codes = np.zeros(0, np.uint64)
 
     def prepare(self) -> None:
-        """Split the rows into parts. Errors in the rows are raised here."""
+        """Split the rows into parts. Errors in the rows are raised here, and DiskFull."""
         self._cut_once()
 
     def net_changes(self, part: int) -> TableChanges | None:
         """The net effect of one part; None when it changes nothing."""
         cut = self._cut_once()
-        if not cut.size(part):
+        if not cut.has(part):
             return None
         assert self._known is not None
         changes, keys = _joined(list(cut.read(part))), self._known.keys
@@ -143,7 +103,12 @@ class PartedTable:
     def _cut_once(self) -> PartFile:
         with self._lock:
             if not self._is_cut:
-                self._split()
+                try:
+                    self._split()
+                except BaseException:
+                    # Another attempt begins another file, and this one may have filled the disk.
+                    self._cut.close()
+                    raise
                 self._is_cut = True
             return self._cut
 
@@ -155,33 +120,46 @@ class PartedTable:
     def sift(self, rows: Iterable[pa.RecordBatch]) -> Callable[[int], Iterator[pa.RecordBatch]]:
         """By part, those of a target's `rows` that may equal a row to delete; `rows` are read at most once.
 
-        Only for a table without a key. Memory holds a batch, and 8 bytes for each row to delete.
+        Only for a table without a key. Memory holds a batch, the rows that are gathered for a cut, and
+        8 bytes for each distinct row to delete. Raises DiskFull.
         """
         self._cut_once()
         if len(self._gone):
-            assert self._known is not None
-            names = [column.name for column in self._known.columns]
-            for batch in rows:
-                codes = codes_of(pa.Table.from_batches([batch]).select(names))
-                at = np.searchsorted(self._gone, codes)
-                wanted = np.flatnonzero(self._gone[np.minimum(at, len(self._gone) - 1)] == codes)
-                for part, mine in _by_part(parts_of(codes[wanted], self.parts), self.parts):
-                    self._sifted.add(part, batch.take(pa.array(wanted[mine])))
+            for found in gathered(self._may_equal(rows), lambda one: one[0].nbytes):
+                held = pa.Table.from_batches([batch for batch, _ in found]).combine_chunks()
+                parts = parts_of(np.concatenate([codes for _, codes in found]), self.parts)
+                for part, mine in _by_part(parts, self.parts):
+                    for batch in held.take(mine).to_batches():
+                        self._sifted.add(part, batch)
             self._sifted.end()
         return self._sifted.read
 
+    def _may_equal(self, rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Codes]]:
+        """The rows of each batch that may equal one to delete, with their numbers; no empty batches."""
+        assert self._known is not None
+        names = [column.name for column in self._known.columns]
+        for batch in rows:
+            codes = codes_of(pa.Table.from_batches([batch]).select(names))
+            at = np.searchsorted(self._gone, codes)
+            wanted = np.flatnonzero(self._gone[np.minimum(at, len(self._gone) - 1)] == codes)
+            if len(wanted):
+                yield batch.take(pa.array(wanted)), codes[wanted]
+
     def close(self) -> None:
         """Remove the files."""
-        self._cut.close()
-        self._sifted.close()
+        try:
+            self._cut.close()
+        finally:
+            self._sifted.close()
 
     def _split(self) -> None:
         """Write the changes of each part to the file."""
         # Empty again, if an attempt has failed in the midst.
         self._cut, gone = PartFile(self._file, self.parts), list[Codes]()
-        self._takes = [False] * self.parts
-        for known, changes in self._read():
-            self._known = known
+        self._takes, sizes = [False] * self.parts, [0] * self.parts
+        for pieces in gathered(self._read(), lambda piece: piece[1].new.nbytes + piece[1].old.nbytes):
+            self._known = known = pieces[-1][0]
+            changes = _together([changes for _, changes in pieces])
             if known.keys:
                 cuts = split(changes, known.keys, self.parts)
             else:
@@ -191,28 +169,34 @@ class PartedTable:
                 cuts = _taken(changes, parts_of(codes, self.parts), self.parts)
             for part, cut in cuts:
                 self._cut.add(part, _batch_of(cut))
+                sizes[part] += 0 if known.keys else bag_rows(cut).nbytes
                 # An insert that is not trusted may find its row at the target, and then overwrites it.
                 trusted = self._trusts or not known.keys
                 self._takes[part] |= not trusted or bool((cut.op != INSERT).any())
         if self._known is not None and not self._known.keys and not self._every_change:
             self._gone = np.unique(np.concatenate(gone))
         self._cut.end()
-        self._check_bag()
+        self._check_bag(sizes)
 
-    def _check_bag(self) -> None:
-        if self._known is None or self._known.keys:
+    def _check_bag(self, sizes: Sequence[int]) -> None:
+        """Fatal when a part of a table without a key is too large; `sizes`: the bytes of each part's rows."""
+        part = max(range(self.parts), key=sizes.__getitem__)
+        if sizes[part] <= BAG_PART_MAX:
             return
-        part = max(range(self.parts), key=self._cut.size)
-        if (size := self._cut.size(part)) > BAG_PART_MAX:
-            with blaming(self.name):
-                raise Fatal(
-                    "a transaction changes too many equal rows of a table without a key",
-                    where=f"table {'.'.join(self.name)}, part {part + 1} of {self.parts}",
-                    why=f"equal rows are counted together, in memory: these have {size:,} bytes, "
-                    f"and the limit is {BAG_PART_MAX:,}",
-                    fix="give the table a primary key upstream before such a transaction; to go past this "
-                    "one, leave the table out with --exclude",
-                )
+        rows, size = _most_equal(self._cut.read(part))
+        what, why = "a transaction is too large for a table without a key", "a part is processed in memory"
+        if 2 * size > sizes[part]:
+            what = "a transaction changes too many equal rows of a table without a key"
+            why = "equal rows are counted together, in memory"
+        with blaming(self.name):
+            raise Fatal(
+                what,
+                where=f"table {'.'.join(self.name)}, part {part + 1} of {self.parts}",
+                why=f"{why}: this part has {sizes[part]:,} bytes, and the limit is {BAG_PART_MAX:,}; "
+                f"{rows:,} equal rows are {size:,} bytes of it",
+                fix="give the table a primary key upstream before such a transaction; to go past this "
+                "one, leave the table out with --exclude",
+            )
 
 
 def split(changes: Changes, keys: Sequence[str], parts: int) -> Iterator[tuple[int, Changes]]:
@@ -246,11 +230,50 @@ def updates_apart(changes: Changes) -> Changes:
     return _at(changes, np.concatenate([puts, gone]), op, new, old)
 
 
-def bag_codes(changes: Changes) -> Codes:
-    """The number of each change's whole row; there are no updates, and the inserts come first."""
+def bag_rows(changes: Changes) -> pa.Table:
+    """Each change's whole row; there are no updates, and the inserts come first."""
     inserts = int(np.count_nonzero(changes.op == INSERT))
     deleted = changes.old.select(changes.new.column_names).slice(inserts)
-    return np.concatenate([codes_of(changes.new.slice(0, inserts)), codes_of(deleted)])
+    return pa.concat_tables([changes.new.slice(0, inserts), deleted])
+
+
+def bag_codes(changes: Changes) -> Codes:
+    """The number of each change's whole row, of changes as for `bag_rows`."""
+    return codes_of(bag_rows(changes))
+
+
+def _most_equal(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+    """The rows with most bytes of those that are equal by their codes: how many they are, and their bytes.
+
+    Memory holds a batch, and some numbers for each distinct row.
+    """
+    codes: Codes = np.zeros(0, np.uint64)
+    counts: npt.NDArray[Any] = np.zeros(0)
+    sizes: npt.NDArray[Any] = np.zeros(0)
+    for batch in batches:
+        rows = bag_rows(_joined([batch]))
+        codes, of = np.unique(np.concatenate([codes, codes_of(rows)]), return_inverse=True)
+        counts = np.bincount(of, np.concatenate([counts, np.ones(rows.num_rows)]))
+        sizes = np.bincount(of, np.concatenate([sizes, row_bytes(rows)]))
+    most = int(np.argmax(sizes))
+    return int(counts[most]), int(sizes[most])
+
+
+def row_bytes(rows: pa.Table) -> npt.NDArray[np.float64]:
+    """The bytes of each row in memory, without its marks of nulls."""
+    size = np.zeros(rows.num_rows)
+    for column in rows.columns:
+        kind = column.type
+        if pa.types.is_list(kind):
+            lengths = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
+        elif pa.types.is_binary(kind) or pa.types.is_string(kind):
+            lengths = pc.binary_length(column)
+        else:
+            size += kind.bit_width / 8
+            continue
+        # Each value has an offset of 4 bytes, too.
+        size += pc.fill_null(lengths, 0).to_numpy() + 4
+    return size
 
 
 def _nulls(schema: pa.Schema, count: int) -> pa.Table:
@@ -281,6 +304,24 @@ def _at(changes: Changes, rows: Ints, op: npt.NDArray[Any], new: pa.Table, old: 
         new=new,
         old=old,
         run=changes.run[rows] if changes.run is not None else None,
+    )
+
+
+def _together(pieces: Sequence[Changes]) -> Changes:
+    """The changes of all pieces, in their order. Either all pieces have runs, or none has."""
+    if len(pieces) == 1:
+        return pieces[0]
+    runs = [piece.run for piece in pieces if piece.run is not None]
+    return Changes(
+        op=np.concatenate([piece.op for piece in pieces]),
+        commit_ts=np.concatenate([piece.commit_ts for piece in pieces]),
+        partition=np.concatenate([piece.partition for piece in pieces]),
+        offset=np.concatenate([piece.offset for piece in pieces]),
+        seq=np.concatenate([piece.seq for piece in pieces]),
+        # One chunk for each column: rows are taken from them for every part.
+        new=pa.concat_tables([piece.new for piece in pieces]).combine_chunks(),
+        old=pa.concat_tables([piece.old for piece in pieces]).combine_chunks(),
+        run=np.concatenate(runs) if runs else None,
     )
 
 

@@ -10,7 +10,7 @@ from tidegate.consumer.applying.target import TableChanges
 from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.digest import Digest
 from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, deletes, inserts
-from tidegate.consumer.mysql.rendering import Statements, has_native_json
+from tidegate.consumer.mysql.rendering import Statements, check_sets, has_native_json
 from tidegate.consumer.mysql.session import SQL_MODE
 from tidegate.consumer.mysql.tables import qualified
 
@@ -46,7 +46,7 @@ class MySqlByHand:
         """A DELETE by the key, then an INSERT.
 
         The INSERT fails if another row has one of its unique values by now, so that a person looks into it:
-        no other row is deleted.
+        no other row is deleted. Raises Fatal for a row that the database would not find by its values.
         """
         table, effect, made = changes.definition, changes.effect, Statements(Digest())
         name = qualified(table.schema, table.table)
@@ -55,9 +55,11 @@ class MySqlByHand:
         if isinstance(effect, Effect):
             keys = [columns[key] for key in table.keys]
             for gone in (effect.deletes, effect.upserts.select(list(table.keys))):
+                check_sets(keys, gone, table.name, self.dialect)
                 made.deletes += [(text, None) for text in deletes(keys, gone, name, made.digest)]
             fresh = effect.upserts
         else:
+            check_sets(own, effect.deletes, table.name, self.dialect)
             native = has_native_json(table, self.dialect)
             made.deletes += bag_deletes(own, effect.deletes, name, made.digest, native_json=native)
             fresh = effect.inserts

@@ -74,24 +74,21 @@ def add_deletes(made: Statements, changes: TableChanges, packet: int, dialect: D
     columns = {column.name: column for column in table.columns}
     if isinstance(effect, Effect):
         keys = [columns[key] for key in table.keys]
-        if dialect is Dialect.TIDB:
-            _check_sets(keys, (effect.deletes, effect.upserts), table.name)
         known = effect.upserts.select(table.keys).filter(~effect.fresh)
         # Updated rows are deleted, too, so that all unique values are free before any row is inserted.
         for gone in (effect.deletes, known):
+            check_sets(keys, gone, table.name, dialect)
             made.deletes += [(text, None) for text in deletes(keys, gone, name, made.digest)]
         # An adopted table may be newer than these rows: another row there may have one of their values.
         # It got that value later, so its own change is still to come on the topic, with all its values.
         for unique in table.uniques:
             if set(unique) != set(table.keys):
                 taken, rows = [columns[one] for one in unique], effect.upserts.select(list(unique))
-                if dialect is Dialect.TIDB:
-                    _check_sets(taken, (rows,), table.name)
+                check_sets(taken, rows, table.name, dialect)
                 made.deletes += [(text, None) for text in deletes(taken, rows, name, made.digest)]
     else:
         own = [column for column in table.columns if column.name not in table.generated]
-        if dialect is Dialect.TIDB:
-            _check_sets(own, (effect.deletes, effect.inserts), table.name)
+        check_sets(own, effect.deletes, table.name, dialect)
         native = has_native_json(table, dialect)
         made.deletes += bag_deletes(own, effect.deletes, name, made.digest, native_json=native)
     check_lengths((text for text, _ in made.deletes), table.name, packet)
@@ -106,13 +103,15 @@ def add_inserts(made: Statements, changes: TableChanges, packet: int) -> None:
     check_lengths(made.inserts, table.name, packet)
 
 
-def _check_sets(columns: Sequence[TargetColumn], images: Sequence[pa.Table], table: str) -> None:
-    """Fatal when a SET that rows are found by has a number that TiDB takes for another row's, too."""
+def check_sets(columns: Sequence[TargetColumn], rows: pa.Table, table: str, dialect: Dialect) -> None:
+    """Fatal when a SET by which these rows would be found has a number that TiDB takes for another one, too.
+
+    `columns`: those that a DELETE compares.
+    """
     for column in columns:
-        if column.mysql_type != SET:
+        if dialect is not Dialect.TIDB or column.mysql_type != SET:
             continue
-        most = max((pc.max(rows[column.name]).as_py() or 0 for rows in images), default=0)
-        if most >> EXACT_ELEMENTS:
+        if (pc.max(rows[column.name]).as_py() or 0) >> EXACT_ELEMENTS:
             raise Fatal(
                 "a row cannot be found safely at the target",
                 where=f"table {table}, column {column.name}",
