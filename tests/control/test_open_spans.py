@@ -42,7 +42,7 @@ def test_a_range_is_durable_up_to_the_least_of_its_spans(
     assert spans.durable_in(ranges, otherwise=99) == plain
 
 
-A, B = (SpanTask(name, Span(name.encode(), name.encode() + b"z"), 1, 10) for name in "ab")
+A, B, C = (SpanTask(name, Span(name.encode(), name.encode() + b"z"), 1, 10) for name in "abc")
 
 
 def test_a_span_that_a_ddl_adds_begins_where_it_was_reported_before() -> None:
@@ -68,6 +68,24 @@ def test_spans_are_arranged_once_for_all_ddls_that_have_come() -> None:
         spans.change([((), [B]), ({B.id}, ())] * 50 + [((), [B])])
         assert begin.call_count == 1
     assert list(spans.ids) == [A.id, B.id]
+
+
+def test_what_was_found_before_a_ddl_counts_for_the_same_spans() -> None:
+    """Rows were looked for outside, in the order of the spans at that time."""
+    spans = OpenSpans()
+    spans.open(10, [A, B])
+    found = spans.beyond({A.id: 20, B.id: 30}, 40)
+    spans.change([({A.id}, [C])])
+    spans.idle(found)
+    assert (spans.durable(B.id), spans.durable(C.id)) == (30, 10)
+
+
+def test_a_span_does_not_advance_over_what_was_not_looked_for() -> None:
+    """The checkpoint was replaced by a lower one meanwhile."""
+    spans = OpenSpans()
+    spans.open(10, [A, B])
+    spans.idle(Received.by_name([(A.id, 11, 20), (B.id, 10, 20)]))
+    assert (spans.durable(A.id), spans.durable(B.id)) == (10, 20)
 
 
 def test_the_resolved_ts_never_falls_while_spans_are_open() -> None:
