@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given
@@ -41,7 +42,7 @@ def test_a_range_is_durable_up_to_the_least_of_its_spans(
     assert spans.durable_in(ranges, otherwise=99) == plain
 
 
-A, B = (SpanTask(name, Span(name.encode(), name.encode() + b"z"), 1, 10) for name in "ab")
+A, B, C = (SpanTask(name, Span(name.encode(), name.encode() + b"z"), 1, 10) for name in "abc")
 
 
 def test_a_span_that_a_ddl_adds_begins_where_it_was_reported_before() -> None:
@@ -49,12 +50,42 @@ def test_a_span_that_a_ddl_adds_begins_where_it_was_reported_before() -> None:
     spans = OpenSpans()
     spans.open(10, [A])
     spans.take({A.id: 20, B.id: 15})
-    spans.change(added=[B])
+    spans.change([((), [B])])
     assert (spans.durable(A.id), spans.durable(B.id)) == (20, 15)
-    spans.change(removed=[B.id])
+    spans.change([([B.id], ())])
     spans.forget_reports()
-    spans.change(added=[B])
+    spans.change([((), [B])])
     assert (spans.durable(A.id), spans.durable(B.id)) == (20, 10), "under another goal it counts no more"
+
+
+def test_spans_are_arranged_once_for_all_ddls_that_have_come() -> None:
+    """Hundreds may wait, and each would pass over all spans."""
+    spans = OpenSpans()
+    spans.open(10, [A])
+    with patch.object(spans, "_begin", wraps=spans._begin) as begin:
+        spans.change([({B.id}, ())] * 100)
+        assert begin.call_count == 0, "none concerns an open span"
+        spans.change([((), [B]), ({B.id}, ())] * 50 + [((), [B])])
+        assert begin.call_count == 1
+    assert list(spans.ids) == [A.id, B.id]
+
+
+def test_what_was_found_before_a_ddl_counts_for_the_same_spans() -> None:
+    """Rows were looked for outside, in the order of the spans at that time."""
+    spans = OpenSpans()
+    spans.open(10, [A, B])
+    found = spans.beyond({A.id: 20, B.id: 30}, 40)
+    spans.change([({A.id}, [C])])
+    spans.idle(found)
+    assert (spans.durable(B.id), spans.durable(C.id)) == (30, 10)
+
+
+def test_a_span_does_not_advance_over_what_was_not_looked_for() -> None:
+    """The checkpoint was replaced by a lower one meanwhile."""
+    spans = OpenSpans()
+    spans.open(10, [A, B])
+    spans.idle(Received.by_name([(A.id, 11, 20), (B.id, 10, 20)]))
+    assert (spans.durable(A.id), spans.durable(B.id)) == (10, 20)
 
 
 def test_the_resolved_ts_never_falls_while_spans_are_open() -> None:
@@ -63,7 +94,7 @@ def test_the_resolved_ts_never_falls_while_spans_are_open() -> None:
     spans.open(10, [A])
     spans.resolve({A.id: 40}, lacking=(), known=30)
     assert spans.resolved == 30
-    spans.change(added=[B])
+    spans.change([((), [B])])
     spans.resolve({A.id: 40, B.id: 12}, lacking=(), known=50)
     assert spans.resolved == 30
     spans.resolve({A.id: 40, B.id: 45}, lacking=(), known=50)
@@ -89,7 +120,7 @@ STEP = st.one_of(
     st.tuples(st.just("idle"), st.sampled_from(NAMES), TS, TS),
     st.tuples(st.just("forget_reports")),
     st.tuples(st.just("resolve"), FRONTIER, SOME, TS),
-    st.tuples(st.just("change"), SOME, SOME),
+    st.tuples(st.just("change"), st.lists(st.tuples(SOME, SOME), max_size=3)),
     st.tuples(st.just("advance"), FRONTIER, TS, SOME, st.booleans()),
 )
 
@@ -103,21 +134,27 @@ def test_arrays_say_the_same_as_steps_span_by_span(
         one.open(checkpoint, [TASKS[name] for name in sorted(first)])
     for what, *given_to in steps:
         match what, given_to:
-            case "change", (removed, added):
-                order, fresh = spans.order, [replace(TASKS[name], wanted=3) for name in sorted(added)]
-                spans.change(removed, fresh)
-                for name in sorted(removed):
-                    plain.remove(name)
-                for task in fresh:
-                    plain.add(task)
-                assert spans.order is not order
+            case "change", (ddls,):
+                order = spans.order
+                found = [
+                    (gone, [replace(TASKS[name], wanted=3) for name in sorted(new)]) for gone, new in ddls
+                ]
+                spans.change(found)
+                has_changed = False
+                for gone, fresh in found:
+                    has_changed |= bool(fresh or gone & plain.tasks.keys())
+                    for name in sorted(gone):
+                        plain.remove(name)
+                    for task in fresh:
+                        plain.add(task)
+                assert (spans.order is not order) == has_changed
             case "advance", (frontier, bound, chosen, ends):
                 found = spans.beyond(frontier, bound)
                 assert list(found) == plain.beyond(frontier, bound)
                 idle = found.only(np.array([name in chosen for name, _, _ in found], bool))
                 assert [one[0] for one in idle] == [name for name, _, _ in found if name in chosen]
                 if ends:  # meanwhile
-                    spans.change(removed={NAMES[0]})
+                    spans.change([({NAMES[0]}, ())])
                     plain.remove(NAMES[0])
                 spans.idle(idle)
                 for one in idle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.eventstore.few_spans import CHANGE, DDL, FAR, NAMES, START, TASKS, FewSpans
 
+from tidegate.control.barrier import SpanTask
 from tidegate.eventstore import store_view
 from tidegate.eventstore.manifest import Manifest
 from tidegate.pipeline.exchange.feed import Bounds
@@ -47,9 +48,9 @@ class World:
         settings = SimpleNamespace(tidegate=SimpleNamespace(max_batch_bytes=BATCH))
         self.spec: Any = SimpleNamespace(feed_dir=folder, store_dir=self.store.folder, config=settings)
 
-    def begin(self, start_ts: int) -> None:
-        """Write `bounds.json`, as it is done when starts rise."""
-        spans = spans_json(replace(task, start_ts=start_ts) for task in TASKS)
+    def begin(self, start_ts: int, tasks: Sequence[SpanTask] = TASKS) -> None:
+        """Write `bounds.json`, as it is done when starts rise, or when spans change."""
+        spans = spans_json(replace(task, start_ts=start_ts) for task in tasks)
         self._write("bounds.json", {"number": "1", "bound": FAR, "ddl_span": DDL, "spans": spans})
 
     def bound(self, ts: int) -> None:
@@ -125,6 +126,27 @@ def test_a_look_reads_a_manifest_only_if_rows_may_have_come(tmp_path: Path) -> N
     world.begin(120)
     assert taken(150, second) == ([second], {second}), "other starts of the same spans"
     assert taken(160) == ([], set())
+
+
+def test_after_a_ddl_a_look_reads_only_the_manifests_of_new_spans(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    store, backlog = world.store, Backlog(world.spec, {})
+    store.ddl_ts = 200
+    first, second, third = TASKS
+    at = START
+    for tasks, read in (
+        ([first, second], {first.id, second.id}),
+        ([third, second, first], {third.id}),
+        ([second], set()),
+    ):
+        at += 10
+        for name in NAMES:
+            store.receive(name, at, False)
+        store.publish()
+        world.begin(START, tasks)
+        store.reads.clear()
+        assert world.take(backlog) == []
+        assert store.reads.keys() == read
 
 
 def test_a_row_above_the_bound_is_taken_when_the_bound_rises(tmp_path: Path) -> None:

@@ -132,6 +132,29 @@ def test_a_manifest_is_read_again_only_if_a_floor_names_another_one(tmp_path: Pa
     assert arrivals.all_idle
 
 
+def test_after_a_ddl_only_the_manifests_of_new_spans_are_read(tmp_path: Path) -> None:
+    store = FewSpans(tmp_path)
+    store.ddl_ts = 200
+    machine, arrivals = opened(store, Arrivals)
+    first, second, third = NAMES
+    wanted = replace(TASKS[-1], wanted=1 << 61)
+    at = START
+    for ddls, read in (
+        ([], set(NAMES)),
+        ([({first}, ()), ((), [wanted])], set()),
+        ([((), [SpanTask(first, TASKS[0].span, 10, START)])], {first}),
+    ):
+        at += 10
+        for name in NAMES:
+            store.receive(name, at, False)
+        store.publish()
+        machine.spans.change(ddls)
+        store.reads.clear()
+        tick(arrivals)
+        assert store.reads.keys() == read
+        assert {machine.spans.durable(name) for name in (second, third)} == {at}
+
+
 def test_a_row_that_the_manifest_read_before_lacks_is_not_passed(tmp_path: Path) -> None:
     """The floor names the manifest that has the row, and the one that was read before has none."""
     store = FewSpans(tmp_path)
@@ -189,7 +212,7 @@ def test_the_spans_of_a_ddl_are_looked_at_in_their_own_order(tmp_path: Path) -> 
     store.receive(second, 110, True)
     store.manifests[second] = replace(store.manifests[second], version=store.manifests[first].version)
     store.publish()
-    machine.spans.change(removed={first}, added=[SpanTask(first, TASKS[0].span, 10, START)])
+    machine.spans.change([({first}, [SpanTask(first, TASKS[0].span, 10, START)])])
     tick(arrivals)
     assert machine.spans.durable(second) == START
     assert arrivals.undelivered == [second]

@@ -3,6 +3,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -214,6 +215,60 @@ def test_spans_are_not_read_again_for_the_same_earlier_bound(
     assert len(reads) == (1 if age_s else 3)
     write(bounds, 500, {one.id: one, two.id: two})
     assert reader.read().bound == 500
+
+
+@pytest.mark.parametrize("is_other_mark", [True, False])
+def test_what_was_found_for_one_file_or_number_counts_for_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_other_mark: bool
+) -> None:
+    """A file is known to be the one that was read, for the earlier number in `bound.json`. Then another file
+    comes, which is replaced within the resolution of its times; or the number becomes another one.
+    """
+    path, mark = tmp_path / "bounds.json", (1, 1, 1)
+    monkeypatch.setattr(feed, "_mark", lambda name: mark)
+    bounds, reader = BoundsFile(path, (1, 1)), BoundsReader(path)
+    one, two, three = (table_task(table, 100) for table in (70, 71, 72))
+    write(bounds, 200, {one.id: one})
+    write(bounds, 300, {one.id: one})
+    write(bounds, 400, {two.id: two})
+    for _ in range(3):
+        assert reader.read().spans.keys() == {two.id}
+    if is_other_mark:
+        mark = (2, 2, 2)
+        assert reader.read().spans.keys() == {two.id}
+        write(bounds, 500, {three.id: three})
+    else:
+        write(bounds, 500, {three.id: three})
+        write(bounds, 600, {three.id: three})
+    assert reader.read().spans.keys() == {three.id}
+
+
+def test_a_slow_reader_takes_no_file_for_settled_that_was_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held for a minute after it has looked at the file's times. A file that replaces this one at once
+    may have the same mark.
+    """
+    path = tmp_path / "bounds.json"
+    bounds, reader = BoundsFile(path, (1, 1)), BoundsReader(path)
+    one, two = (table_task(table, 100) for table in (70, 71))
+    write(bounds, 200, {one.id: one})
+    write(bounds, 300, {one.id: one})
+    write(bounds, 400, {one.id: one, two.id: two})
+    reader.read()
+    mark, read, held_ns = reader.mark, reader._read_spans, 0
+    monkeypatch.setattr(feed, "_mark", lambda name: mark[name.endswith(feed.BOUND_FILE)])  # type: ignore[index]
+    monkeypatch.setattr(feed, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + held_ns))
+
+    def slowly() -> tuple[str, Bounds]:
+        nonlocal held_ns
+        held_ns += 60_000_000_000
+        return read()
+
+    monkeypatch.setattr(reader, "_read_spans", slowly)
+    assert reader.read().spans.keys() == {one.id, two.id}
+    write(bounds, 500, {two.id: two})
+    assert reader.read().spans.keys() == {two.id}
 
 
 def test_what_could_not_be_written_on_a_full_disk_is_written_later(

@@ -384,6 +384,8 @@ def test_a_feed_knows_when_something_has_come_of_each_of_its_spans() -> None:
     assert registry.behind(ONE, {NAME: 50}) == 50
     registry.drop(ONE, NAME)
     assert registry.have_begun(ONE, {}), "it holds none"
+    registry.release(ONE)
+    assert not registry._orders, "nothing is kept of a feed that is gone"
     assert registry.within(ONE, [SPAN]) == frozenset()
 
 

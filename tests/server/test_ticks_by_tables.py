@@ -106,12 +106,14 @@ class FollowedTables:
 
     def __init__(self, tasks: tuple[SpanTask, ...]) -> None:
         self.initial = tasks
+        self.coming = list[DdlBatch]()
 
     async def open(self, *given: Any) -> tuple[list[DdlBatch], int]:
-        return [], START + 1000 * MINUTE
+        return [], START
 
     def look(self, resolved: int, waiting: int) -> tuple[list[DdlBatch], int]:
-        return [], resolved
+        found, self.coming = self.coming, []
+        return found, resolved
 
     def base_ts(self, checkpoint: int) -> int:
         return checkpoint
@@ -195,12 +197,16 @@ def capture_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Capt
         one.store.close()
 
 
-async def ticks(capture: Capture) -> list[Counter[str]]:
-    """The instructions of ticks with and without floors that have risen."""
+async def ticks(capture: Capture, ddls: int = 0) -> list[Counter[str]]:
+    """The instructions of ticks with and without floors that have risen. `ddls`: so many DDLs that concern no
+    span come with each rise.
+    """
     found = list[Counter[str]]()
     await capture.open()
     for time_passes in (True, True, False, False):
         if time_passes:
+            ddl: Any = capture.processor.openings.opened.ddl
+            ddl.coming = [DdlBatch(capture.ts + 1 + number, ()) for number in range(ddls)]
             capture.receive()
         found.append(instructions(capture.tick))
         assert {task.start_ts for task in capture.processor.machine.spans.tasks.values()} == {capture.ts}
@@ -241,13 +247,15 @@ def test_a_look_of_the_pipeline_costs_the_same_for_any_number_of_tables(
     assert few == many
 
 
-@pytest.mark.parametrize(("work", "at_most"), [("ticks", 60), ("looks", 4)])
+@pytest.mark.parametrize(("work", "at_most"), [("ticks", 60), ("ddls", 60), ("looks", 4)])
 def test_a_span_more_costs_few_instructions(capture_of: CaptureOf, work: str, at_most: int) -> None:
     """Tables that are far apart have a span each. No row comes, and hardly a span costs a call."""
 
     def costs(spans: int) -> list[Counter[str]]:
         capture = capture_of(APART[:spans], compose(1000))  # after a minute the manifests follow the floors
-        return looks(capture) if work == "looks" else asyncio.run(ticks(capture))
+        if work == "looks":
+            return looks(capture)
+        return asyncio.run(ticks(capture, ddls=20 if work == "ddls" else 0))
 
     for one, other in zip(costs(100), costs(300), strict=True):
         more = other - one

@@ -9,7 +9,7 @@ durable ts are an array in the order of the spans, and a tick calls nothing for 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -181,17 +181,30 @@ class OpenSpans:
         received = int(reached.min()) if len(reached) else known
         self.resolved = max(self.resolved, min(known, received))
 
-    def change(self, removed: Container[str] = (), added: Iterable[SpanTask] = ()) -> None:
-        """End the spans that a DDL removes, then begin with those that it adds."""
-        tasks = {name: task for name, task in self._tasks.items() if name not in removed}
-        # The pipeline may have reported a span before the DDL was passed here. One that is open, and not
-        # removed, is a stripe of which other tables are wanted from now on.
-        durable = self._reported_of(fresh := list(added))
-        durable |= {name: ts for name, ts in self._durable_now.items() if name in tasks}
-        self._begin(tasks | {task.id: task for task in fresh}, durable)
+    def change(self, ddls: Iterable[tuple[Collection[str], Iterable[SpanTask]]]) -> None:
+        """For each of some DDLs, in order, end the spans that it removes, then begin with those that it adds.
 
-    def _reported_of(self, tasks: Iterable[SpanTask]) -> dict[str, int]:
-        return {task.id: max(task.start_ts, self._reported.get(task.id, 0)) for task in tasks}
+        Hundreds of DDLs may wait, and most concern no span here. So the spans are arranged once for all of
+        them, and not at all if none ends or is added.
+        """
+        tasks, durable = dict[str, SpanTask](), dict[str, int]()
+        has_changed = False
+        for removed, added in ddls:
+            fresh = list(added)
+            if not has_changed:
+                if not fresh and self._tasks.keys().isdisjoint(removed):
+                    continue
+                has_changed, tasks, durable = True, dict(self._tasks), self._durable_now
+            for name in removed:
+                tasks.pop(name, None)
+                durable.pop(name, None)
+            for task in fresh:
+                # One that is open is a stripe of which other tables are wanted from now on.
+                tasks[task.id] = task
+                # The pipeline may have reported a span before the DDL was passed here.
+                durable.setdefault(task.id, max(task.start_ts, self._reported.get(task.id, 0)))
+        if has_changed:
+            self._begin(tasks, durable)
 
     # --- what is known -------------------------------------------------------------------------------
 
@@ -202,8 +215,8 @@ class OpenSpans:
 
     @property
     def order(self) -> SpanOrder:
-        """The ids of the spans in order. Another object whenever a span is added or ends, or other tables of
-        one are wanted; so it also shows whether anything of that has changed.
+        """The ids of the spans in order. Another object if a span was added or has ended, or if other tables
+        of one are wanted; the same one as long as nothing of that has changed, whatever DDL was passed.
         """
         return self._shown_now.order
 

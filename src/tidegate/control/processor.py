@@ -213,9 +213,8 @@ class Processor:
         found = []
         # Below the bound, not at it: while a DDL is not durable, the owner's bound is at that DDL.
         while self.spans.is_open and self.ddl.next_ts < self.bound:
-            batch = self.ddl.take()
-            self.spans.change(batch.removed, filter(self.holds, batch.added))
-            found.append(batch)
+            found.append(self.ddl.take())
+        self.spans.change((batch.removed, filter(self.holds, batch.added)) for batch in found)
         return found
 
     # --- what is done ---------------------------------------------------------------------------------

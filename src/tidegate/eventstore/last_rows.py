@@ -27,6 +27,22 @@ class LastRows:
         self._last: TsArray = np.full(len(order), MAX, np.uint64)
         self._dropped_to: TsArray = np.zeros(len(order), np.uint64)
 
+    def in_order(self, order: SpanOrder) -> LastRows:
+        """The notes for the spans of another order; there is none about a span that is only in that one.
+
+        Notes are about a span's id. So they hold whichever tables of a span are wanted, and also if the span
+        was removed in between: no other manifest ever has the same version (`eventstore.records`).
+        """
+        if order is self.order:
+            return self
+        found, places = LastRows(order), {name: place for place, name in enumerate(self.order.names)}
+        before = np.fromiter((places.get(name, -1) for name in order.names), np.intp, len(order))
+        now = np.flatnonzero(before >= 0)
+        found._versions[now] = self._versions[before[now]]
+        found._last[now] = self._last[before[now]]
+        found._dropped_to[now] = self._dropped_to[before[now]]
+        return found
+
     def note(self, place: int, manifest: Manifest) -> None:
         """Note a manifest that was just read. `place`: that of its span in the order."""
         self._versions[place] = manifest.version

@@ -345,6 +345,8 @@ class BoundsReader:
 
     def read(self) -> Bounds:
         """The bounds as they are now. Raises Retryable if `bounds.json` is damaged."""
+        # Before the mark: the content is that of a file which was there at this time, or of a later one.
+        begun_ns = time.time_ns()
         mark, known = _mark(self._names[0]), self._known
         is_new = known is None or known[0] != mark
         if known is None or is_new:
@@ -356,7 +358,7 @@ class BoundsReader:
             known = self._known = mark, *self._read_spans()
             # Without rows `bound.json` may keep an earlier number for hours, and the file of a thousand spans
             # takes a millisecond to read.
-            self._checked = (mark, number) if _is_settled(mark) else None
+            self._checked = (mark, number) if _is_settled(mark, begun_ns) else None
         _, own, bounds = known
         return replace(bounds, bound=bound) if number and number == own else bounds
 
@@ -389,9 +391,9 @@ def _mark(name: str) -> object:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _is_settled(mark: object) -> bool:
-    """Whether a file is so old that one that replaces it now has another mark."""
-    return isinstance(mark, tuple) and mark[1] < time.time_ns() - SETTLES_NS
+def _is_settled(mark: object, now_ns: int) -> bool:
+    """Whether a file was so old then that one that replaces it from then on has another mark."""
+    return isinstance(mark, tuple) and mark[1] < now_ns - SETTLES_NS
 
 
 def _damaged(path: Path, error: Exception) -> Retryable:

@@ -65,7 +65,9 @@ class _Followed:
             return replace(before, spans=spans, begins=begins)
         order = SpanOrder(spans)
         places = {span: place for place, span in enumerate(order.names)}
-        return cls(spans, order, places, begins, LastRows(order))
+        # Nor need those of the spans that stay, if a DDL has added some or ended others.
+        last_rows = LastRows(order) if before is None else before.last_rows.in_order(order)
+        return cls(spans, order, places, begins, last_rows)
 
 
 class Backlog:

@@ -90,8 +90,7 @@ class Arrivals:
     def _known_idle(self, frontier: StoreFrontier, moved: Received) -> npt.NDArray[np.bool_]:
         """Whether the manifest that was read last shows that a span is idle, for each of some spans."""
         order, places = moved.order, moved.places
-        if self._last_rows.order is not order:
-            self._last_rows = LastRows(order)
+        self._last_rows = self._last_rows.in_order(order)
         # Not beyond the floor itself: a ts to which it was lifted is from the manifest's ranges.
         within = frontier.ts_of(order)[places] >= moved.upto
         return within & self._last_rows.without_rows(frontier, places, moved.after)
