@@ -28,6 +28,8 @@ from tidegate.control.messages import Dispatch, Header, Wish
 from tidegate.control.metadata import FeedId, FeedInfo
 from tidegate.control.owner import Persist, SendResolved
 from tidegate.control.processor import Goal
+from tidegate.eventstore import store_view
+from tidegate.eventstore.floors import FloorReader
 from tidegate.eventstore.store import EventStore
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX, compose
@@ -186,6 +188,9 @@ CaptureOf = Callable[..., Capture]
 @pytest.fixture
 def capture_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CaptureOf]:
     made: list[Capture] = []
+    # A process knows the pages of 16 stores. Threads that earlier tests have left read those of other stores,
+    # and ours would be opened again inside the work that is counted.
+    monkeypatch.setattr(store_view, "_floors", cache(lambda store: FloorReader(Path(store))))
 
     def capture(tasks: tuple[SpanTask, ...], step: int = MINUTE) -> Capture:
         monkeypatch.setattr("tidegate.server.processor.opening.FeedDdl", lambda *given: FollowedTables(tasks))
