@@ -132,8 +132,8 @@ class Peer:
 
     @property
     def to_ask_again(self) -> Wish | None:
-        """What an earlier process of its capture was asked for, except to deliver, and has not answered. It
-        never will be, because a process ignores what was meant for its predecessor. None: there is nothing.
+        """The wish to repeat, because the last Dispatch was to an earlier process of its capture and has no
+        answer: a process ignores what was meant for its predecessor. None: nothing, or it was to deliver.
         """
         if self.asked is None or self.runs or self.given_up.is_set():
             return None
