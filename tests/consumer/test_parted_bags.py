@@ -136,8 +136,8 @@ def effect_rows(table: PartedTable, part: int) -> pa.Table:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ([7] * 90 + list(range(10)), r"too many equal rows .*; 91 equal rows are 72,800 bytes of it"),
-        (list(range(100)), r"is too large for a table .* has 80,000 bytes.*; 1 equal rows are 800 bytes"),
+        ([7] * 90 + list(range(10)), r"too many equal rows .*; 91 equal rows are 81,900 bytes of it"),
+        (list(range(100)), r"is too large for a table .* takes 90,000 bytes.*; 1 equal rows are 900 bytes"),
     ],
 )
 def test_a_part_above_the_limit_is_refused_with_its_true_reason(

@@ -233,7 +233,7 @@ LOOKS: dict[str, Callable[[Feed], object]] = {
 }
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
     steps=st.lists(
         st.tuples(CHANGE, st.lists(st.sampled_from(["publish", "publish", *LOOKS]), max_size=3)),

@@ -15,8 +15,12 @@ import pyarrow as pa
 
 from tidegate.disk import writing
 
-GATHERED_BYTES: Final = 64 << 20
-"""Rows are gathered until they have this many bytes."""
+GATHERED_BYTES: Final = 16 << 20
+"""Rows are gathered until they have this many bytes, with `ROW_BYTES` for each. Cutting them takes several
+times as much memory.
+"""
+ROW_BYTES: Final = 100
+"""A row takes so much while it is cut or counted, apart from its values: its place, its hash, its number."""
 GATHERED_MAX: Final = 1024
 """At most this many items are gathered: an Arrow batch of few rows takes more memory than its rows."""
 

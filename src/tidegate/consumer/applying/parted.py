@@ -1,7 +1,7 @@
 """Changes of one table that do not fit into memory: split into parts on disk, applied one by one.
 
     staged rows, converted        some pieces after the others, in memory for a moment
-        |  gathered to about 64 MB, then split by a hash of the key, or of the whole row if there is no key
+        |  gathered to about 16 MB, then split by a hash of the key, or of the whole row if there is no key
         v
     a file with all parts         as large as the rows
         |  one part at a time, read each time it is requested
@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from tidegate.consumer.applying.change_rows import logged
 from tidegate.consumer.applying.net_effect import Changes, Ints, key_changed, net_bag, net_effect
-from tidegate.consumer.applying.part_file import PartFile, gathered
+from tidegate.consumer.applying.part_file import ROW_BYTES, PartFile, gathered
 from tidegate.consumer.applying.row_codes import Codes, codes_of, parts_of
 from tidegate.consumer.applying.target import Name, TableChanges, blaming
 from tidegate.consumer.table.definition import Definition
@@ -39,7 +39,9 @@ from tidegate.model.cells import DELETE, INSERT
 PARTS_MAX: Final = 1024
 """A table is split into at most this many parts; a larger table gets larger parts."""
 BAG_PART_MAX: Final = 256 << 20
-"""The most bytes of rows in one part of a table without a key: equal rows are in one part, however many."""
+"""The most bytes of rows in one part of a table without a key, with `ROW_BYTES` for each: equal rows are in
+one part, however many.
+"""
 _META: Final = ("op", "commit_ts", "partition", "offset", "seq")
 _RUN: Final = "run"
 
@@ -125,7 +127,7 @@ class PartedTable:
         """
         self._cut_once()
         if len(self._gone):
-            for found in gathered(self._may_equal(rows), lambda one: one[0].nbytes):
+            for found in gathered(self._may_equal(rows), lambda one: one[0].nbytes + ROW_BYTES * len(one[1])):
                 held = pa.Table.from_batches([batch for batch, _ in found]).combine_chunks()
                 parts = parts_of(np.concatenate([codes for _, codes in found]), self.parts)
                 for part, mine in _by_part(parts, self.parts):
@@ -157,26 +159,29 @@ class PartedTable:
         # Empty again, if an attempt has failed in the midst.
         self._cut, gone = PartFile(self._file, self.parts), list[Codes]()
         self._takes, sizes = [False] * self.parts, [0] * self.parts
-        for pieces in gathered(self._read(), lambda piece: piece[1].new.nbytes + piece[1].old.nbytes):
-            self._known = known = pieces[-1][0]
-            changes = _together([changes for _, changes in pieces])
-            if known.keys:
-                cuts = split(changes, known.keys, self.parts)
-            else:
-                changes = updates_apart(changes)
-                codes = bag_codes(changes)
-                gone.append(np.unique(codes[changes.op == DELETE]))
-                cuts = _taken(changes, parts_of(codes, self.parts), self.parts)
-            for part, cut in cuts:
-                self._cut.add(part, _batch_of(cut))
-                sizes[part] += 0 if known.keys else bag_rows(cut).nbytes
-                # An insert that is not trusted may find its row at the target, and then overwrites it.
-                trusted = self._trusts or not known.keys
-                self._takes[part] |= not trusted or bool((cut.op != INSERT).any())
+        for pieces in gathered(self._read(), lambda piece: _bytes_of(piece[1])):
+            self._known = pieces[-1][0]
+            self._cut_together(_together([changes for _, changes in pieces]), self._known, gone, sizes)
         if self._known is not None and not self._known.keys and not self._every_change:
             self._gone = np.unique(np.concatenate(gone))
         self._cut.end()
         self._check_bag(sizes)
+
+    def _cut_together(self, changes: Changes, known: Definition, gone: list[Codes], sizes: list[int]) -> None:
+        """Write some changes to their parts, and add to `gone` and `sizes` for a table without a key."""
+        if known.keys:
+            cuts = split(changes, known.keys, self.parts)
+        else:
+            changes = updates_apart(changes)
+            codes = bag_codes(changes)
+            gone.append(np.unique(codes[changes.op == DELETE]))
+            cuts = _taken(changes, parts_of(codes, self.parts), self.parts)
+        for part, cut in cuts:
+            self._cut.add(part, _batch_of(cut))
+            sizes[part] += 0 if known.keys else bag_rows(cut).nbytes + ROW_BYTES * len(cut)
+            # An insert that is not trusted may find its row at the target, and then overwrites it.
+            trusted = self._trusts or not known.keys
+            self._takes[part] |= not trusted or bool((cut.op != INSERT).any())
 
     def _check_bag(self, sizes: Sequence[int]) -> None:
         """Fatal when a part of a table without a key is too large; `sizes`: the bytes of each part's rows."""
@@ -192,11 +197,16 @@ class PartedTable:
             raise Fatal(
                 what,
                 where=f"table {'.'.join(self.name)}, part {part + 1} of {self.parts}",
-                why=f"{why}: this part has {sizes[part]:,} bytes, and the limit is {BAG_PART_MAX:,}; "
+                why=f"{why}: this part takes {sizes[part]:,} bytes, and the limit is {BAG_PART_MAX:,}; "
                 f"{rows:,} equal rows are {size:,} bytes of it",
                 fix="give the table a primary key upstream before such a transaction; to go past this "
                 "one, leave the table out with --exclude",
             )
+
+
+def _bytes_of(changes: Changes) -> int:
+    values: int = changes.new.nbytes + changes.old.nbytes
+    return values + ROW_BYTES * len(changes)
 
 
 def split(changes: Changes, keys: Sequence[str], parts: int) -> Iterator[tuple[int, Changes]]:
@@ -254,7 +264,7 @@ def _most_equal(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
         rows = bag_rows(_joined([batch]))
         codes, of = np.unique(np.concatenate([codes, codes_of(rows)]), return_inverse=True)
         counts = np.bincount(of, np.concatenate([counts, np.ones(rows.num_rows)]))
-        sizes = np.bincount(of, np.concatenate([sizes, row_bytes(rows)]))
+        sizes = np.bincount(of, np.concatenate([sizes, row_bytes(rows) + ROW_BYTES]))
     most = int(np.argmax(sizes))
     return int(counts[most]), int(sizes[most])
 

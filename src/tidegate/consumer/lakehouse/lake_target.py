@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.applying.net_effect import BagEffect, Effect, Ints, factorize
-from tidegate.consumer.applying.part_file import gathered
+from tidegate.consumer.applying.part_file import ROW_BYTES, gathered
 from tidegate.consumer.applying.stats import Stats
 from tidegate.consumer.applying.target import Name, NetChanges, Parted, TableChanges, TableFailed
 from tidegate.consumer.ddl import ddl_steps
@@ -254,7 +254,7 @@ class LakeTarget:
         """Row ids of rows equal to `deletes`, one for each. All of `rows` are searched: a bag has no key."""
         found, left = list[pa.Array](), deletes
         # Each search numbers all deletes that are left, so it must not be done for a few rows.
-        some = gathered(rows, lambda batch: batch.nbytes)
+        some = gathered(rows, lambda batch: batch.nbytes + ROW_BYTES * batch.num_rows)
         # The table is read only as far as rows are still missing.
         while left.num_rows and (batches := next(some, None)) is not None:
             held = pa.Table.from_batches(batches)

@@ -112,7 +112,7 @@ class Sharing:
         """Those of the captures whose applications run, if they are at least half; otherwise all."""
         # A capture that was killed and has just started again still has its grants, but its application takes
         # seconds to start. The checkpoint would wait for that. It gets ranges again once it is ready
-        # (`better`). But after a restart of all captures the first one that is ready must not get everything:
+        # (`better`). But after a restart of all the first of many that is ready must not get everything:
         # it would pull, from the checkpoint on, what the event stores of the others have.
         ready = [name for name in names if self.peers[name].ready]
         return ready if 2 * len(ready) >= len(names) else names
