@@ -229,6 +229,21 @@ def test_rows_of_many_small_batches_are_sifted_into_few(tmp_path: Path) -> None:
     table.close()
 
 
+def test_narrow_rows_are_cut_before_their_hashes_take_much_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of one integer takes ten times its value while it is cut."""
+    monkeypatch.setattr(part_file, "GATHERED_BYTES", 40 * part_file.ROW_BYTES)
+    changes = any_changes([(1, DELETE, (0, "", 0), (0, "", 0), 0)] * 10)
+    pieces = [(known_as(NAMES), changes)] * 40
+    table = PartedTable(("s", "t"), 1, 1, lambda: pieces, tmp_path / "parts", True)
+    table.prepare()
+    assert len(list(table._cut.read(0))) >= 10, "at most 40 rows in each"
+    held = changes.old.select(NAMES).to_batches()
+    assert len(list(table.sift(held * 40)(0))) >= 10
+    table.close()
+
+
 def test_a_table_of_small_batches_is_searched_in_large_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
