@@ -27,6 +27,15 @@ def test_many_seeds_are_counted_together() -> None:
     assert "calm, 3 seeds from 0 on: no promise was broken" in done.output
 
 
+def test_many_seeds_without_a_terminal_print_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(simulate, "ALONE", 1)
+    outcomes = [outcome_of("calm", 0)] * 20
+    assert list(simulate._watched(outcomes, 20)) == outcomes
+    assert capsys.readouterr().err.splitlines() == [f"{number} of 20 seeds" for number in range(2, 21, 2)]
+
+
 def test_what_captures_log_is_not_printed(caplog: pytest.LogCaptureFixture) -> None:
     outcome_of("storm", 0)  # where captures log that one of them gets no ranges
     assert not caplog.records

@@ -8,6 +8,7 @@ import pytest
 
 from tidegate.control.metadata import Put
 from tidegate.errors import Fenced, Retryable
+from tidegate.simulator import virtual_time
 from tidegate.simulator.checks import Checks, Violation
 from tidegate.simulator.etcd import Etcd
 from tidegate.simulator.network import ETCD, Network
@@ -77,6 +78,35 @@ def test_a_wait_ends_with_the_signal_or_with_its_time(time: VirtualTime) -> None
 
 
 # --- etcd -----------------------------------------------------------------------------------------
+
+
+def test_a_wait_that_vanishes_in_the_sum_ends_nevertheless(time: VirtualTime) -> None:
+    """Seeds 256 and 1107 waited forever for the last 1e-15 s of a back-off by the capture's own clock."""
+    tries = list[float]()
+
+    def steps() -> Steps[None]:
+        yield 32.0
+        while time.now <= 32.0:
+            assert len(tries) < 10
+            tries.append(time.now)
+            yield 1e-16
+
+    time.spawn(Process("a"), steps())
+    run(time, 40.0)
+    assert tries == [32.0]
+
+
+def test_a_task_that_never_waits_ends_the_run(time: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual_time, "STEPS_AT_ONCE", 100)
+
+    def steps() -> Steps[None]:
+        yield 1.0
+        while True:
+            yield 0.0
+
+    time.spawn(Process("a"), steps())
+    with pytest.raises(AssertionError, match=r"no time passes at 1\.0 s"):
+        run(time, 2.0)
 
 
 def test_a_lease_that_is_not_renewed_ends_with_its_keys(time: VirtualTime) -> None:

@@ -89,14 +89,24 @@ def _outcomes(scenario: str, seeds: range, *, whole: bool) -> Iterator[RunOutcom
 
 
 def _watched(outcomes: Iterable[RunOutcome], count: int) -> Iterable[RunOutcome]:
-    """Show a progress bar if there are many outcomes and a terminal."""
+    """Show a progress bar if there are many outcomes, or lines if there is no terminal."""
     from rich.console import Console
     from rich.progress import track
 
     bar = Console(stderr=True)
-    if count == 1 or not bar.is_terminal:
+    if count <= (1 if bar.is_terminal else ALONE):
         return outcomes
-    return track(outcomes, "seeds", total=count, console=bar, transient=True)
+    if bar.is_terminal:
+        return track(outcomes, "seeds", total=count, console=bar, transient=True)
+    return _counted(outcomes, count)
+
+
+def _counted(outcomes: Iterable[RunOutcome], count: int) -> Iterator[RunOutcome]:
+    """Print ten lines on the way: a run that waits forever would look like a long one."""
+    for number, outcome in enumerate(outcomes, 1):
+        yield outcome
+        if number * 10 // count > (number - 1) * 10 // count:
+            typer.echo(f"{number:,} of {count:,} seeds", err=True)
 
 
 def _print_lines(console: Console, lines: Iterable[str]) -> None:

@@ -12,9 +12,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
+TIMER_S: Final = 1e-9
+"""The shortest wait that is not 0, as a kernel's timers count nanoseconds."""
+STEPS_AT_ONCE: Final = 1_000_000
+"""The most entries at one moment. A run has some thousands of entries a second."""
 
 
 class Waiting(NamedTuple):
@@ -111,7 +115,10 @@ class VirtualTime:
     def after(self, seconds: float, work: Callable[..., object], *args: Any) -> None:
         """Call `work` later, whether or not any process lives."""
         self._count += 1
-        heapq.heappush(self._queue, (self.now + seconds, self._count, work, args))
+        # A task that waits until a time of its own clock may lack 1e-15 s of it, which vanishes in the sum.
+        # It would wait again and again at one moment.
+        at = self.now + max(seconds, TIMER_S) if seconds > 0 else self.now
+        heapq.heappush(self._queue, (at, self._count, work, args))
 
     def within(self, process: Process, seconds: float, work: Callable[..., None], *args: Any) -> None:
         """Call `work` later in a process: after it continues if it is stopped, and never if it is dead."""
@@ -191,10 +198,17 @@ class VirtualTime:
             self.within(process, 0.0, work, *args)
 
     def run(self, until: float, ended: Callable[[], bool]) -> None:
-        """Carry out entries up to a time, or until `ended` returns True after an entry."""
-        queue = self._queue
+        """Carry out entries up to a time, or until `ended` returns True after an entry.
+
+        Raises AssertionError if no time passes.
+        """
+        queue, at_once = self._queue, 0
         while queue and queue[0][0] <= until:
-            self.now, _, work, args = heapq.heappop(queue)
+            at, _, work, args = heapq.heappop(queue)
+            at_once = at_once + 1 if at == self.now else 0
+            if at_once > STEPS_AT_ONCE:
+                raise AssertionError(f"no time passes at {at!r} s: {work} {args} is due again and again")
+            self.now = at
             self.steps += 1
             work(*args)
             if ended():
