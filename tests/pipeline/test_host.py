@@ -476,9 +476,11 @@ def test_who_is_silent_makes_room_only_when_another_waits(
 def test_only_one_of_several_silent_workers_makes_room_for_a_waiting_feed(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "SLOW_FIRST_S", 0.3)
+    """It has another address: at theirs nobody would begin while one of them is silent."""
+    for constant in ("SLOW_S", "SLOW_FIRST_S"):
+        monkeypatch.setattr(worker_module, constant, 0.3)
     monkeypatch.setattr(signs_of_life, "ROOM_S", 0.0)
-    silent, waits = [hosted.feed(name) for name in ("one", "two", "three")], hosted.feed("four")
+    silent, waits = [hosted.feed(name) for name in ("one", "two", "three")], hosted.feed("four", OTHER_URI)
     over, slow = threading.Event(), threading.Semaphore(0)
 
     def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
