@@ -76,6 +76,16 @@ class Here:
         self.service.start()
         self.captures: list[Capture] = []
         self.ended_jobs: list[str] = []
+        self._jobs = NoJobs()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def run(self) -> None:
+        """Give work to workers that come, until `close`."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(Retryable):
+            self.host.run(self._jobs)
 
     def capture(self, tls: Tls | None = None) -> Capture:
         self.captures.append(Capture(self.service.address, tls))
@@ -99,6 +109,12 @@ class Here:
         for each in self.captures:
             each.close()
         self.service.stop()
+        # Its threads look for work all the time, and would slow down every later test.
+        self.host._threads.fail(Retryable("the test is over"))
+        self._jobs.over.set()
+        if self._thread.ident is not None:
+            self._thread.join(WAIT_S)
+            assert not self._thread.is_alive(), "it runs"
 
 
 @pytest.fixture
@@ -277,8 +293,7 @@ def test_an_answer_that_a_worker_does_not_understand_is_an_error(
 
 
 def test_a_worker_gets_work_by_the_word_and_its_slot_by_lease(here: Here) -> None:
-    jobs = threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True)
-    jobs.start()
+    here.run()
     line = here.come()
     assert received(line) == Begin(here.one.secret)
     line.send_message(to_json(Begun(LocalAccess(here.spec).bounds().spans)))
@@ -294,7 +309,7 @@ def test_a_worker_gets_work_by_the_word_and_its_slot_by_lease(here: Here) -> Non
 
 
 def test_one_whose_line_ends_is_not_counted_on_and_its_job_is_ended(here: Here) -> None:
-    threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True).start()
+    here.run()
     line = here.come(nonce=here.nonce("its job"))
     assert isinstance(received(line), Begin)
     line.close()
@@ -345,7 +360,7 @@ def test_a_worker_that_never_ends_is_fenced_before_its_feeds_end_is_known(
     """A changefeed that is paused has no next incarnation to do it."""
     sink = Fences(here.spec.sink.describe(), here.over, fails=fails)
     monkeypatch.setattr(FeedSpec, "sink", sink)
-    threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True).start()
+    here.run()
     line = here.come()
     assert isinstance(received(line), Begin)
     access = here.access()
@@ -363,7 +378,7 @@ def test_who_is_done_in_time_needs_no_fence(here: Here, monkeypatch: pytest.Monk
     sink = Fences(here.spec.sink.describe(), here.over)
     monkeypatch.setattr(FeedSpec, "sink", sink)
     monkeypatch.setattr("tidegate.pipeline.host.incarnations.GRACE_S", WAIT_S)
-    threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True).start()
+    here.run()
     line = here.come()
     assert isinstance(received(line), Begin)
     here.host.end(here.one.key)
@@ -507,6 +522,9 @@ def test_an_address_that_is_taken_is_named(here: Here) -> None:
 class NoJobs:
     """Workers come by themselves."""
 
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
     def size(self) -> int:
         return 2
 
@@ -514,7 +532,7 @@ class NoJobs:
         return 0
 
     def run(self) -> None:
-        threading.Event().wait()
+        self.over.wait()
 
     def trouble(self) -> str:
         return ""

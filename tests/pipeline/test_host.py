@@ -181,6 +181,22 @@ class Hosted:
         opened: Any = self.spark.opened
         self.working: list[Working] = []
         self.host = Host(self.folder, CORES, self._over, self.working.append, opened)
+        self._thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        """End its threads: they look for work all the time, and would slow down every later test."""
+        self.host._threads.fail(Retryable("the test is over"))
+        for process in [*self.spark.processes.values()]:
+            process.kill()
+        with self.host._threads.changed:
+            for worker in [*self.host._workforce._all]:
+                worker.pieces.put(None)
+        if self._thread is not None:
+            self.ended_by()
+        for thread in threading.enumerate():
+            if thread.name == "signs-of-life":
+                thread.join(WAIT_S)
+                assert not thread.is_alive(), "it looks for signs of life"
 
     def feed(self, name: str, uri: str = URI, **settings: float) -> Feed:
         self.feeds[name] = Feed(self.folder, name, uri, **settings)
@@ -220,6 +236,7 @@ class Hosted:
             self.error = error
 
     def ended_by(self) -> TidegateError | None:
+        assert self._thread is not None, "it was not started"
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "it runs"
         return self.error
@@ -239,9 +256,11 @@ class Hosted:
 
 
 @pytest.fixture
-def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosted:
+def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosted]:
     monkeypatch.setattr(signs_of_life, "WATCH_S", 0.05)
-    return Hosted(tmp_path, monkeypatch)
+    running = Hosted(tmp_path, monkeypatch)
+    yield running
+    running.close()
 
 
 def all_of(ranges: list[Range]) -> list[Report]:

@@ -47,7 +47,8 @@ class SignsOfLife:
     def watch(self) -> None:
         """Notice workers that make no progress with their work, free workers that are gone, and missing ones.
 
-        Does not return. Raises Retryable if Spark does not start a required worker.
+        Does not return. Raises Retryable if Spark does not start a required worker, and the host's error, if
+        it has one.
         """
         reported: Working | None = None
         while True:

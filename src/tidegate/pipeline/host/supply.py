@@ -90,8 +90,11 @@ class Supply:
             self._grow(jobs, self._least)
 
     def check(self) -> None:
-        """Raise Retryable if a required worker, or on a cluster every worker, is missing for too long."""
+        """Raise Retryable if a required worker, or on a cluster every worker, is missing for too long, and
+        the host's error, if it has one.
+        """
         with self._changed:
+            self._threads.check()
             now = time.monotonic()
             if len(self._workforce) and not self._is_one_missing():
                 self._complete_at = now
@@ -141,6 +144,7 @@ class Supply:
         """Keep a job running for each core of the cluster, whose number may change at any time."""
         before: int | None = None
         while True:
+            self._threads.check()
             size = jobs.size()
             # Also while nothing is kept: the cluster may have had no core at the first look.
             if size != before or not self._kept:
@@ -159,6 +163,7 @@ class Supply:
         """Keep one worker, a job of one task, running: when it has ended, start another one."""
         failures = 0
         while True:
+            self._threads.check()  # a host that has failed needs no worker
             began = time.monotonic()
             try:
                 jobs.run()
