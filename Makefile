@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 GOLDEN ?= tests/golden
-WORKERS ?= 2
+WORKERS ?= 3
 GOLDEN_TESTS := tests/tidb tests/mounter tests/codec tests/dispatcher $(wildcard tests/filter)
 
 help: ## what one can do here
@@ -13,8 +13,8 @@ setup: ## make .venv with everything pinned, and compile the kernels
 demo: setup ## the main path, live: TiKV -> capture -> Spark -> Kafka -> Spark -> Delta, and the proof; TARGET=mariadb CAPTURES=3
 	@$(PY) -m tools.demo $(if $(TARGET),--target '$(TARGET)') $(if $(CAPTURES),--captures '$(CAPTURES)')
 
-test: setup ## every test, with the real services; in one process instead of two: make test WORKERS=0
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: setup ## every test, with the real services; in one process instead of three: make test WORKERS=0
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --filler $(PYTEST_ARGS)
 
 quick: setup ## the tests that need no service
 	@$(PY) -m pytest -m "not integration" $(PYTEST_ARGS)

@@ -14,6 +14,7 @@ END_S = 120
 """For the process to end after the last test."""
 
 pytest_plugins = [
+    "tests.fixtures.filler",
     "tests.fixtures.golden",
     "tests.fixtures.kafka",
     "tests.fixtures.etcd",
@@ -28,6 +29,7 @@ pytest_plugins = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--filler", action="store_true", help="the last process takes only pure tests")
     parser.addoption("--rewrite", action="store_true", help="write what scripts print now into them")
     parser.addoption("--kills", type=int, default=6, help="processes the kill test kills (default 6)")
     parser.addoption("--bank", type=int, default=6, help="processes the bank test kills (default 6)")

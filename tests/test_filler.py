@@ -1,0 +1,101 @@
+"""The process for the time that the others leave gets only tests that nobody has to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.fixtures.filler import FillerScheduling, is_pure
+
+WHOLE = ("tests/integration/test_kills.py", "tests/server/test_hangs.py", "tests/sink/test_kafka.py")
+PURE = ("tests/codec/test_avro.py", "tests/tidb/test_cast.py", "tests/contracts/test_codecs.py")
+
+SERVICES = {"kafka_broker", "etcd", "mariadb", "registry", "s3", "spark"}
+
+
+@dataclass(eq=False)
+class Process:
+    """A process of a run. It does what it has whenever the test says so."""
+
+    number: int
+    collected: list[str]
+    has: list[str] = field(default_factory=list)
+    shutting_down: bool = False
+
+    @property
+    def gateway(self) -> Any:
+        return SimpleNamespace(id=f"gw{self.number}")
+
+    def send_runtest_some(self, indices: Sequence[int]) -> None:
+        assert not self.shutting_down
+        self.has += [self.collected[one] for one in indices]
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def begun(files: Sequence[str], processes: int) -> tuple[FillerScheduling, list[Process]]:
+    """A run of these files, of three tests each, whose first files have been given out."""
+    option = SimpleNamespace(loadscopereorder=False)
+    config: Any = SimpleNamespace(getvalue=lambda name: [f"{processes}*popen"], option=option)
+    scheduling = FillerScheduling(config)
+    tests = [f"{file}::test_{number}" for file in files for number in range(3)]
+    made = [Process(number, tests) for number in range(processes)]
+    for one in made:
+        node: Any = one
+        scheduling.add_node(node)
+        scheduling.add_node_collection(node, tests)
+    scheduling.schedule()
+    return scheduling, made
+
+
+def run(scheduling: FillerScheduling, process: Process, tests: int) -> None:
+    """Let a process do its next tests."""
+    for _ in range(tests):
+        node: Any = process
+        scheduling.mark_test_complete(node, process.collected.index(process.has.pop(0)))
+
+
+def files_of(process: Process) -> list[str]:
+    return list(dict.fromkeys(one.partition("::")[0] for one in process.has))
+
+
+def test_the_filler_gets_pure_files_and_the_others_get_those_last() -> None:
+    scheduling, (first, second, filler) = begun([*WHOLE, *PURE], 3)
+    assert (files_of(first), files_of(second), files_of(filler)) == ([WHOLE[0]], [WHOLE[1]], [PURE[0]])
+    run(scheduling, filler, 1)
+    assert files_of(filler) == [PURE[0], PURE[1]]
+    run(scheduling, first, 1)
+    assert files_of(first) == [WHOLE[0], WHOLE[2]]
+    run(scheduling, second, 1)
+    assert files_of(second) == [WHOLE[1], PURE[2]]
+
+
+def test_the_filler_waits_when_only_others_are_left_and_all_end_at_once() -> None:
+    scheduling, (first, filler) = begun([*PURE[:1], *WHOLE], 2)
+    assert files_of(first) == [PURE[0]]
+    assert filler.has == [], "there is no other pure file"
+    while len(first.has) > 1:
+        assert not scheduling.tests_finished
+        run(scheduling, first, 1)
+    assert files_of(first) == [WHOLE[2]]
+    assert scheduling.tests_finished, "xdist lets all processes end then, each with its last test"
+    assert not filler.shutting_down
+    assert not first.shutting_down
+
+
+def test_a_single_process_gets_everything() -> None:
+    _, (only,) = begun(WHOLE[:1], 1)
+    assert files_of(only) == [WHOLE[0]]
+
+
+def test_no_pure_test_needs_a_service(request: pytest.FixtureRequest) -> None:
+    """With the tests of this run, all or those that were asked for."""
+    for item in request.session.items:
+        if is_pure(item.nodeid):
+            assert not SERVICES & {*getattr(item, "fixturenames", ())}, item.nodeid
+            assert item.get_closest_marker("integration") is None, item.nodeid
