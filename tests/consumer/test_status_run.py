@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from tests.consumer.logs import snapshots
 from tests.consumer.mysql.reading import forget
-from tests.consumer.test_job import LINE, PATIENCE_S, Running, bank_messages, event, start
+from tests.consumer.test_job import LINE, PATIENCE_S, Running, bank_messages, ended, event, start
 from tests.consumer.topics import publish
 from tidegate.cli.consumer import app
 from tidegate.consumer.engine.position import PartitionPosition, Position
@@ -237,8 +237,7 @@ def test_a_full_disk_of_the_status_stops_nothing(
     (target / "_tidegate").mkdir(parents=True)
     (target / "_tidegate" / STATUS).with_suffix(".part").symlink_to("/dev/full")
     publish(kafka, topic, messages)
-    consumer = Running(spark, Settings(source_of(kafka, topic), target, until=snapshots()[LINE].ts))
-    consumer.thread.join(PATIENCE_S)
+    consumer = ended(spark, source_of(kafka, topic), target, snapshots()[LINE].ts)
     assert consumer.error is None
     assert consumer.end is not None
     assert consumer.end.ts == snapshots()[LINE].ts
