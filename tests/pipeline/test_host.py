@@ -23,6 +23,7 @@ from tests.pipeline.recorded import RecordedFeed
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.ipc import FramedSocket, framed, socket_name
 from tidegate.model.reports import Durable, Failed, Started, Working
+from tidegate.pipeline.exchange import pace
 from tidegate.pipeline.exchange.beats import Beats
 from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
 from tidegate.pipeline.exchange.ranges import Range
@@ -40,6 +41,7 @@ from tidegate.pipeline.host import connected_worker as worker_module
 from tidegate.pipeline.host import incarnation as incarnation_module
 from tidegate.pipeline.host import incarnations as incarnations_module
 from tidegate.pipeline.host import signs_of_life, supply
+from tidegate.pipeline.host.backlog import Backlog
 from tidegate.pipeline.host.failures import failure
 from tidegate.pipeline.host.host import Host
 from tidegate.pipeline.host.incarnation import Incarnation
@@ -858,6 +860,34 @@ def test_a_changefeed_among_others_has_short_pieces(hosted: Hosted) -> None:
     assert hosted.host._placement.piece_bytes(one.one) == incarnation_module.PIECE_BYTES_MIN
     one.one.bytes_per_s = 50e6
     assert hosted.host._placement.piece_bytes(one.one) == 50_000_000 * incarnation_module.PIECE_S
+
+
+def test_a_changefeed_rests_between_small_pieces_while_many_have_rows(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest_s = 1.0
+    monkeypatch.setattr(pace, "pause_s", lambda active: rest_s / pace.GAP_SHARE)
+    feed, began = hosted.feed("one"), list[float]()
+    feed.bound(MIDDLE)
+
+    def work(_: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
+        began.append(time.monotonic())
+        return all_of(ranges)
+
+    hosted.start(work, workers=1)
+    hosted.host.begin(feed.one)
+    feed.wait(lambda reported: len(reported) == 1)
+    feed.bound(UPTO)
+    feed.wait(feed.is_delivered)
+    assert began[1] - began[0] >= 0.9 * rest_s
+
+
+def test_a_changefeed_that_rests_does_not_wait_for_a_worker(hosted: Hosted) -> None:
+    one = hosted.feed("one").one
+    one.backlog, one.may_be_due, one.rests_until = Backlog(one.spec, {}), True, 5.0
+    assert not signs_of_life._waits(one, (), 4.9)
+    assert signs_of_life._waits(one, (), 5.0)
+    assert not signs_of_life._waits(one, {one.key}, 5.0)
 
 
 @pytest.mark.parametrize("frame", [b"", framed({"type": "reached", "spans": {}}), b"\xff" * 8])

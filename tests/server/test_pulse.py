@@ -18,6 +18,7 @@ from tidegate.eventstore.store import EventStore
 from tidegate.model.block import OP_PUT
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
+from tidegate.pipeline.exchange.pace import FEW, PAUSE_MAX_S, pause_s
 from tidegate.server.pulling import pulse
 from tidegate.server.pulling.pulse import (
     CALM_S,
@@ -29,6 +30,7 @@ from tidegate.server.pulling.pulse import (
     LONG_S,
     LOOK_S,
     RESTS,
+    SPREAD,
     ManifestOf,
     Pulse,
 )
@@ -293,6 +295,27 @@ class Crowd:
         self.page.put((name(1 + number), 0, 1) for number in range(count))
         self.beats.look()
 
+    def rows_come(self, seconds: float, *others: int) -> None:
+        """Rows of all feeds, and of some other spans, come in each look."""
+        for _ in range(max(1, round(seconds / LOOK_S))):
+            self.clock.now += LOOK_S
+            self.version += 1
+            spans = (*range(1, 1 + self.count), *others)
+            self.page.put((name(span), self.version, self.version) for span in spans)
+            self.beats.look()
+
+    def gaps_s(self, seconds: float) -> tuple[list[float], int]:
+        """The times between two wake-ups of each feed while rows of all come, and the most in one look."""
+        last, gaps, most = dict[str, float](), list[float](), 0
+        for _ in range(round(seconds / LOOK_S)):
+            self.woken.clear()
+            self.rows_come(LOOK_S)
+            most = max(most, len(self.woken))
+            for one in self.woken:
+                gaps.append(self.clock.now - last.get(one, self.clock.now))
+                last[one] = self.clock.now
+        return gaps, most
+
     def wakes_a_second(self, seconds: float, *, rows: bool = False) -> float:
         """Return wakes a second of all feeds, while floors rise with the time, or while rows of all come."""
         self.woken.clear()
@@ -305,15 +328,35 @@ class Crowd:
         return len(self.woken) / seconds
 
 
-def test_feeds_with_rows_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path) -> None:
-    for count in (2, 20, 100):
-        store = tmp_path / str(count)
-        store.mkdir()
-        crowd = Crowd(store, count)
-        found = crowd.wakes_a_second(4.0, rows=True)
-        assert found <= 1.25 * EAGER_WAKES_A_S
-        assert found >= min(count / LOOK_S, 0.6 * EAGER_WAKES_A_S), "and none waits for nothing"
-        crowd.page.close()
+@pytest.mark.parametrize("count", [2, FEW, 8, 20, 100])
+def test_feeds_with_rows_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path, count: int) -> None:
+    crowd = Crowd(tmp_path, count)
+    found = crowd.wakes_a_second(EAGER_S - LOOK_S, rows=True)
+    assert found <= 1.25 * EAGER_WAKES_A_S
+    assert found >= min(count / LOOK_S, 0.6 * EAGER_WAKES_A_S), "and none waits for nothing"
+    crowd.wakes_a_second(2 * PAUSE_MAX_S, rows=True)
+    a_second = count / max(LOOK_S, pause_s(count))
+    assert crowd.wakes_a_second(10.0, rows=True) == pytest.approx(a_second, rel=0.15)
+    gaps, most = crowd.gaps_s(10.0)
+    assert max(gaps) <= pause_s(count) + 3 * LOOK_S, "each has its turn"
+    assert most <= 2 + SPREAD * a_second * LOOK_S, "they are spread over the pause"
+    crowd.page.close()
+
+
+def test_a_feed_whose_rows_begin_need_not_wait_for_those_with_a_pause(tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path, 40)
+    crowd.wakes_a_second(2 * EAGER_S, rows=True)
+    new = FeedId("default", "new")
+    crowd.beats.follow(tmp_path, new, Follower(crowd.woken, "new").wake)
+    crowd.beats.concern(tmp_path, new, {name(1000)})
+    for after_s in (0.0, EAGER_S + LONG_S):
+        crowd.rows_come(after_s)
+        crowd.woken.clear()
+        for _ in range(10):
+            crowd.rows_come(LOOK_S, 1000)
+        assert crowd.woken.count("new") == 10
+        assert crowd.woken.count("f0") <= 1
+    crowd.page.close()
 
 
 def test_feeds_without_rows_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path) -> None:

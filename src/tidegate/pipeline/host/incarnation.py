@@ -68,6 +68,8 @@ class Incarnation:
     """Whether rows of it may be due."""
     looks_at: float = 0.0
     """When it is looked at in any case (monotonic)."""
+    rests_until: float = 0.0
+    """When its next piece of the stream may begin (monotonic, `exchange.pace`)."""
     bytes_per_s: float = 0.0
     """Its pace, in bytes of entries, by its last piece; 0: not known."""
     loading: threading.Thread | None = None
@@ -98,6 +100,10 @@ class Incarnation:
         """
         if size >= PIECE_BYTES_MIN:
             self.bytes_per_s = size / seconds
+
+    def waits_at(self, now: float) -> bool:
+        """Whether rows of it may be due and may be given out now (monotonic)."""
+        return self.may_be_due and now >= self.rests_until
 
     @property
     def piece_bytes(self) -> int:

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from typing import Final
 
+from tidegate.pipeline.exchange.pace import Pace
 from tidegate.pipeline.exchange.work import Begin, Deliver
 from tidegate.pipeline.host.connected_worker import Work
 from tidegate.pipeline.host.due_scan import DueScan
@@ -62,7 +63,7 @@ class Placement:
         self._threads, self._changed = threads, threads.changed
         self._timetable, self._workforce, self._incarnations = timetable, workforce, incarnations
         self._requests, self._signs = requests, signs
-        self._due_scan = DueScan()
+        self._due_scan, self._pace = DueScan(), Pace[Key]()
         self._handed_at = float("-inf")
 
     def run(self) -> None:
@@ -92,8 +93,8 @@ class Placement:
 
     def _ready(self) -> list[Key]:
         """The changefeeds that must be looked at and may have another worker, in the order of their turns."""
-        room, free = self._timetable.room, self._workforce.free
-        may_be_due = [(one.key, one.at_once) for one in self._incarnations if one.may_be_due]
+        room, free, now = self._timetable.room, self._workforce.free, time.monotonic()
+        may_be_due = [(one.key, one.at_once) for one in self._incarnations if one.waits_at(now)]
         found = [key for key, most in may_be_due if room(key, most, free) and not self._waits_for_home(key)]
         return self._timetable.in_turn(found) if found else found
 
@@ -168,6 +169,9 @@ class Placement:
                 else:  # the free worker has died meanwhile, or the incarnation is over
                     one.backlog.give_back(ranges)
                     one.may_be_due = not one.over
+            if shares:
+                size = sum(each.bytes for each in shares)
+                one.rests_until = self._pace.next_at(key, size, time.monotonic())
 
     def _give(self, work: Work) -> None:
         """Give a piece to the free worker that suits it best, with the lease of the slot for its writer."""

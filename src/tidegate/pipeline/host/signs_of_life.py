@@ -58,7 +58,8 @@ class SignsOfLife:
                 self._workforce.any_free()
                 busy = self._workforce.busy()
                 out = {work.of.key for _, work in busy}
-                waiting = [one for one in self._incarnations if _waits(one, out)]
+                now = time.monotonic()
+                waiting = [one for one in self._incarnations if _waits(one, out, now)]
                 working = self._working(busy, waiting)
             self._supply.check()
             if working != reported:
@@ -135,6 +136,6 @@ class SignsOfLife:
         return Working(len(self._workforce), tuple(at_work), waits)
 
 
-def _waits(one: Incarnation, out: Collection[Key]) -> bool:
+def _waits(one: Incarnation, out: Collection[Key], now: float) -> bool:
     """Whether it waits for nothing but a free worker."""
-    return not one.over and one.key not in out and (one.backlog is None or one.may_be_due)
+    return not one.over and one.key not in out and (one.backlog is None or one.waits_at(now))

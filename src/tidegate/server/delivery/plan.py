@@ -97,7 +97,7 @@ class BoundsFile:
     """`bounds.json` and `bound.json`: up to which ts each span may go (`exchange.feed.BoundsReader`). Each is
     replaced atomically, and only if a reader needs the change.
 
-    Replacing a file costs more than the rest of a tick, and a feed's bound moves up to 20 times a second. It
+    Replacing a file costs more than the rest of a tick, and a feed's bound may move 20 times a second. It
     also waits for the disk. So `due` says what to write, and `put` may be called in another thread.
     """
 

@@ -3,14 +3,16 @@
     page of floors --look every LOOK_S--> has it changed? --> wake the changefeeds that it concerns
 
 A changefeed that has or may have rows to deliver is woken by each change, for EAGER_S after the manifest of
-one of its spans names other segments; new rows always do that (`eventstore.manifest`). The puller also writes
-the manifest of a span without rows, every one or two minutes; then nothing but a floor has risen. That of the
-DDL span concerns all changefeeds, and would make them all eager at the same time. For changefeeds without
-rows floors only follow the time. A change wakes each of them at most four times a second, and at most
-once a second after LONG_S without rows. So a hundred changefeeds of one table each, in a store with the
-tables of others, cost little more than their own rows. A look wakes only a few of the changefeeds without
-rows, in turn. If it woke all of them, those with rows would wait for a hundred ticks. All pauses grow with
-the number of followers, up to some seconds: 200 changefeeds together tick no more often than 40.
+one of its spans names other segments; new rows always do that (`eventstore.manifest`). If more than a few
+have had rows for longer than that, each has a pause between two wake-ups (`pipeline.exchange.pace`), because
+of what follows a wake-up. The puller also writes the manifest of a span without rows, every one or two
+minutes; then nothing but a floor has risen. That of the DDL span concerns all changefeeds, and would make
+them all eager at the same time. For changefeeds without rows floors only follow the time. A change wakes each
+of them at most four times a second, and at most once a second after LONG_S without rows. So a hundred
+changefeeds of one table each, in a store with the tables of others, cost little more than their own rows. A
+look wakes only a few of the changefeeds without rows, in turn. If it woke all of them, those with rows would
+wait for a hundred ticks. All pauses grow with the number of followers, up to some seconds: 200 changefeeds
+together tick no more often than 40.
 
 While nothing changes, a look costs some microseconds, and the followers cost nothing. No change is missed,
 because a follower first calls `follow` and then reads the page. A change after its reading differs from what
@@ -36,6 +38,7 @@ from tidegate.eventstore import store_view
 from tidegate.eventstore.floors import ENTRY_BYTES, PageMark
 from tidegate.eventstore.manifest import Manifest
 from tidegate.log import event
+from tidegate.pipeline.exchange import pace
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -60,7 +63,9 @@ Each Resolved follows a wake-up by some milliseconds. If both pauses were the sa
 often come before a Resolved is due, and the owner would tick once more for it.
 """
 EAGER_WAKES_A_S: Final = 400
-"""The same for eager followers: each look wakes all of up to eight of them; of twenty, every second look."""
+"""The same for followers that became eager less than EAGER_S ago: each look wakes all of up to eight of them;
+of twenty, every second look.
+"""
 RESTS: Final = 1.5
 """A changefeed that was not woken for this many pauses looks itself, so a missed wake-up only costs time."""
 SPREAD: Final = 1.5
@@ -74,9 +79,14 @@ ManifestOf = Callable[[Path, str], Manifest | None]
 
 
 def eager_s(eager: int) -> float:
-    """The pause between two wake-ups of an eager follower, for this many of them."""
+    """The pause between two wake-ups of a follower that became eager lately, for this many of them."""
     # Minus half a look, because followers are woken only at looks, which rounds the pause.
     return eager / EAGER_WAKES_A_S - LOOK_S / 2
+
+
+def steady_s(eager: int) -> float:
+    """The same for one that has been eager for EAGER_S."""
+    return pace.pause_s(eager) - LOOK_S / 2
 
 
 def waning_s(followers: int) -> float:
@@ -98,6 +108,8 @@ class _Follower:
     spans: Set[str] | None = None
     """The spans whose rows it delivers; None: not known, so any rows may be its own."""
     eager_until: float = float("inf")
+    fresh_until: float = float("inf")
+    """Until when it counts as one that has become eager lately."""
     woken_at: float = float("-inf")
     is_pending: bool = False
     """Whether the page has changed since it was last woken."""
@@ -107,6 +119,12 @@ class _Follower:
         self.is_pending, self.woken_at = False, now
         for wake in sorted(self.wakes, key=self.wakes.__getitem__, reverse=True):
             wake()
+
+    def take_rows(self, now: float) -> None:
+        """Rows of it may have come: it is eager for a while."""
+        if now >= self.eager_until:
+            self.fresh_until = now + EAGER_S
+        self.eager_until = now + EAGER_S
 
     def rows_came(self, changed_spans: Set[str] | None) -> bool:
         """Whether its rows may have come, if manifests of spans have changed. None: those of any span."""
@@ -160,7 +178,8 @@ class Pulse:
         if follower is not None and spans != follower.spans:
             self._remember(store, (spans or set()) - (follower.spans or set()))
             follower.spans = spans
-            follower.eager_until = float("inf") if spans is None else self._clock.monotonic() + EAGER_S
+            until = float("inf") if spans is None else self._clock.monotonic() + EAGER_S
+            follower.eager_until = follower.fresh_until = until
 
     def calmer_s(self, store: Path) -> float:
         """The pause between two wake-ups of a changefeed without rows."""
@@ -185,28 +204,33 @@ class Pulse:
         for store, followers in self._followers.items():
             self._note_changes(store, followers.values(), now)
             # One pass over all followers, fifty times a second: most looks find nobody who is due.
-            eager, waning, calm = list[_Follower](), list[_Follower](), list[_Follower]()
+            fresh, steady = list[_Follower](), list[_Follower]()
+            waning, calm = list[_Follower](), list[_Follower]()
             for follower in followers.values():
                 if now < follower.eager_until:
-                    eager.append(follower)
+                    (fresh if now < follower.fresh_until else steady).append(follower)
                 elif now < follower.eager_until + LONG_S:
                     waning.append(follower)
                 else:
                     calm.append(follower)
-            for follower in _due(eager, now, eager_s(len(eager))):
+            # Without the pause of `steady`: a new changefeed is woken several times until its first row.
+            for follower in _due(fresh, now, eager_s(len(fresh))):
                 follower.wake(now)
+            pause_s = steady_s(len(steady))
+            self._wake_some(_due(steady, now, pause_s), len(steady) / max(LOOK_S, pause_s), now)
             waning_pause_s, calm_pause_s = waning_s(len(followers)), calmer_s(len(followers))
             due = [*_due(waning, now, waning_pause_s), *_due(calm, now, calm_pause_s)]
-            if not due:
-                continue
-            # Those that have waited longest come first, so that each has its turn although a look wakes
-            # only some.
-            due.sort(key=attrgetter("woken_at"))
-            a_second = len(waning) / waning_pause_s + len(calm) / calm_pause_s
-            # At least one at each look, because the number may round to 0 again and again.
-            for follower in due[: 1 + int(SPREAD * a_second * (now - self._looked_at))]:
-                follower.wake(now)
+            self._wake_some(due, len(waning) / waning_pause_s + len(calm) / calm_pause_s, now)
         self._looked_at = now
+
+    def _wake_some(self, due: list[_Follower], a_second: float, now: float) -> None:
+        """Wake those that have waited longest, about `a_second` in a second: each has its turn, and what they
+        do is spread over their pause.
+        """
+        due.sort(key=attrgetter("woken_at"))
+        # At least one at each look, because the number may round to 0 again and again.
+        for follower in due[: 1 + int(SPREAD * a_second * (now - self._looked_at))]:
+            follower.wake(now)
 
     def _note_changes(self, store: Path, followers: Collection[_Follower], now: float) -> None:
         """Note whom the changes of a page since the last look concern."""
@@ -223,7 +247,7 @@ class Pulse:
         if changed_spans is None or changed_spans:
             for follower in followers:
                 if follower.rows_came(changed_spans):
-                    follower.eager_until = now + EAGER_S
+                    follower.take_rows(now)
 
     def _with_news(self, store: Path, spans: Set[str], at_most: int) -> Set[str]:
         """Those of `spans` whose manifest does not name the same as when it was read last.

@@ -1,0 +1,53 @@
+"""How often the rows of a changefeed move on when many changefeeds have rows. Pure.
+
+    rows --> [the pause after its last wake-up] --> bound --> [the gap after its last piece] --> a piece
+
+Each piece of work costs much apart from its rows: a wake-up of owner and processor, a bounds file, a
+transaction with its markers at the sink, a report, and a Resolved with another transaction. So up to FEW
+changefeeds with rows move on at once. If there are more, each has a pause, and it grows with their number:
+half a second with 12. From 20 on it is PAUSE_MAX_S, which bounds the lag that this adds. A changefeed whose
+rows begin waits for no pause.
+
+`server.pulling.pulse` spaces wake-ups, and so the bounds, by `pause_s`. `pipeline.host.placement` spaces
+pieces by `Pace`, because several spans of a changefeed may come to have rows below one bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+FEW: Final = 4
+"""Up to this many changefeeds with rows there is no pause."""
+PAUSE_S: Final = 1 / 16
+"""Each further one makes the pause of all longer by this much. So 12 begin 24 pieces a second together."""
+PAUSE_MAX_S: Final = 1.0
+"""The longest pause."""
+LATELY_S: Final = 2.0
+"""A changefeed counts until this long after its last piece began. Longer than the longest pause."""
+GAP_SHARE: Final = 0.8
+"""The gap between two pieces, as a share of the pause between two wake-ups. A piece follows its wake-up by
+some milliseconds, more or less. If both were the same, many a piece would wait for the rest of its gap.
+"""
+FULL_BYTES: Final = 1 << 20
+"""A piece with this many bytes of entries costs more for its rows than for itself: no gap follows it."""
+
+
+def pause_s(active: int) -> float:
+    """The pause of one of so many changefeeds with rows, in seconds."""
+    return min(PAUSE_MAX_S, max(0, active - FEW) * PAUSE_S)
+
+
+class Pace(Generic[Key]):
+    """When the next piece of each changefeed may begin. Asks no clock: `now` is in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._began: dict[Key, float] = {}
+        """When the last piece of each began, of those that had one within LATELY_S."""
+
+    def next_at(self, key: Key, size: int, now: float) -> float:
+        """Note that a piece with `size` bytes of entries begins. Returns when the next one may begin."""
+        self._began = {one: at for one, at in self._began.items() if now - at < LATELY_S} | {key: now}
+        return now if size >= FULL_BYTES else now + GAP_SHARE * pause_s(len(self._began))

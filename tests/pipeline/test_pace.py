@@ -1,0 +1,65 @@
+"""The pace of pieces: none waits while few changefeeds have rows, and many begin a bounded number of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tidegate.pipeline.exchange.pace import (
+    FEW,
+    FULL_BYTES,
+    GAP_SHARE,
+    LATELY_S,
+    PAUSE_MAX_S,
+    Pace,
+    pause_s,
+)
+
+GLANCE_S = 0.01
+SMALL = 50_000
+
+
+def begun(count: int, seconds: float, size: int = SMALL) -> list[tuple[float, int]]:
+    """The pieces, as time and changefeed, of so many that always have rows."""
+    pace, found = Pace[int](), list[tuple[float, int]]()
+    rests = dict.fromkeys(range(count), 0.0)
+    for glance in range(round(seconds / GLANCE_S)):
+        now = glance * GLANCE_S
+        for key in [key for key, until in rests.items() if now >= until]:
+            rests[key] = pace.next_at(key, size, now)
+            found.append((now, key))
+    return found
+
+
+@pytest.mark.parametrize("count", range(1, FEW + 1))
+def test_a_few_changefeeds_wait_for_nothing(count: int) -> None:
+    assert pause_s(count) == 0
+    assert len(begun(count, 1.0)) == round(count / GLANCE_S)
+
+
+@pytest.mark.parametrize("count", [8, 20, 36, 200])
+def test_many_begin_a_bounded_number_of_pieces_and_none_is_left_out(count: int) -> None:
+    seconds = 20.0
+    found = begun(count, seconds)
+    pieces = Counter(key for _, key in found)
+    a_second = count / (GAP_SHARE * pause_s(count))
+    assert len(found) / seconds <= 1.1 * a_second
+    assert min(pieces.values()) >= 0.9 * seconds / (GAP_SHARE * pause_s(count)), "each has its turn"
+    assert pause_s(count) <= PAUSE_MAX_S < LATELY_S, "else those that wait would not count as active"
+
+
+def test_twelve_changefeeds_pause_half_a_second_and_many_one_second() -> None:
+    assert pause_s(12) == 0.5
+    assert pause_s(20) == pause_s(1000) == PAUSE_MAX_S
+
+
+def test_changefeeds_that_have_no_rows_any_more_slow_nobody_down() -> None:
+    pace = Pace[int]()
+    for key in range(40):
+        assert pace.next_at(key, SMALL, 100.0) <= 100.0 + PAUSE_MAX_S
+    assert pace.next_at(7, SMALL, 100.0 + LATELY_S) == 100.0 + LATELY_S, "the others have no rows any more"
+
+
+def test_a_large_piece_is_followed_by_the_next_at_once() -> None:
+    assert len(begun(20, 1.0, FULL_BYTES)) == round(20 / GLANCE_S)
