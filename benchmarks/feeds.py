@@ -1,7 +1,7 @@
 """Many changefeeds on one capture: their cost, the start of a further one, and the effect of dead brokers.
 
     python -m benchmarks.feeds [--changefeeds 200] [--active 20] [--rows 500] [--seconds 20] [--dead 10]
-        [--closed 10] [--load-rows 200000] [--only PHASE ...] [--total 420]
+        [--closed 10] [--dead-rows 50] [--load-rows 200000] [--only PHASE ...] [--total 480]
         [--server-src OTHER/src] [--json FILE]
     python -m benchmarks.feeds --smoke
 
@@ -15,17 +15,21 @@ together. A figure is printed when it is found, and the file is written after ea
 | open | the changefeeds are created; all deliver beyond the time of the last creation | seconds, memory |
 | idle | nothing is written | CPU; ticks of the control process |
 | further | changefeeds are created one after another | from the request to the first row that is readable |
-| active | `--active` changefeeds get `--rows` rows per second each from now on | lag, commit to readable |
+| active | `--active` changefeeds get `--rows` rows per second each from now on | lag to readable; pieces |
 | list | `GET changefeeds` and `tidegate changefeed list` (`benchmarks.listing`) | milliseconds |
 | busy | as `further`, while rows flow | as `further` |
 | crash | workers are killed while rows flow | how long the active ones pause (`benchmarks.feeds_kills`) |
 | death | the application is killed, twice | the same |
 | dead | see below | lag of the active ones, and how many times that of `active` it is |
 
-In `dead`, `--dead` changefeeds with a second broker and `--closed` with a third one get rows as well. While
-they are created and the table to load is filled, no rows flow. Ten seconds after rows flow again the second
-broker is stopped (SIGSTOP), and the third one is killed. Then one more changefeed begins with an initial load
-of `--load-rows` rows, which are read evenly over `--seconds`, and the lag is measured.
+In `dead`, `--dead` changefeeds with a second broker and `--closed` with a third one get `--dead-rows` rows
+per second each as well. While they are created and the table to load is filled, no rows flow. Once rows
+flow again and the lag has settled, the second broker is stopped (SIGSTOP), and the third one is killed.
+Then one more changefeed begins with an initial load of `--load-rows` rows, which are read evenly over
+`--seconds`, and the lag is measured.
+
+`active`, `crash`, `death` and `dead` first wait until the lag falls no longer, for at most 40 s, and print
+how long that took. Until then workers start and open their writers.
 
 Rows are committed five times a second for each table, those of five tables in one transaction. The reader
 waits up to 20 ms for more rows, and so does the broker before it answers. So a lag may come out 40 ms longer.
@@ -62,6 +66,7 @@ from benchmarks.feeds_capture import (
     first_row_s,
     lags,
     reading,
+    settle,
 )
 from benchmarks.feeds_figures import Figures, Goal, Limit, Phase, chosen, run_phases
 from benchmarks.listing import listed
@@ -74,8 +79,10 @@ LISTS: Final = 100
 COMMANDS: Final = 5
 SETTLE_S: Final = 20.0
 """A changefeed ticks less often when it had no rows for ten seconds; its start counts as rows for two."""
-WARM_S: Final = 10.0
-"""The wait after the first rows, in which workers open their writers."""
+WARM_MAX_S: Final = 40.0
+"""The longest wait after the first rows, in which workers start and open their writers, until the lag has
+settled.
+"""
 PROGRESS_S: Final = 5.0
 GOALS: Final = {
     ("open", "memory_mb"): Goal(6144, "MB"),
@@ -91,7 +98,7 @@ GOALS: Final = {
 }
 """Those of 200 changefeeds, 20 of them with 500 rows per second each."""
 ALWAYS: Final = ("start", "open")
-TOTAL_S: Final = 420.0
+TOTAL_S: Final = 480.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,10 @@ class Sizes:
     """Rows per second for each active changefeed."""
     dead: int = 10
     closed: int = 10
+    dead_rows: int = 50
+    """Rows per second for each changefeed with a dead broker. Few, because on two cores the writing of as
+    many as for the active ones would take most of the time, and the silence of a broker costs the same.
+    """
     load_rows: int = 200_000
     seconds: float = 20.0
 
@@ -133,7 +144,7 @@ class Sizes:
         return self.closing.stop
 
 
-SMOKE: Final = Sizes(4, 2, 50, 2, 1, 2_000, 4.0)
+SMOKE: Final = Sizes(4, 2, 50, 2, 1, 10, 2_000, 4.0)
 
 
 class Run:
@@ -162,12 +173,12 @@ class Run:
             Phase("open", self.open, 150),
             Phase("idle", self.idle, 20 + SETTLE_S + self._sizes.seconds),
             Phase("further", self.further, 25),
-            Phase("active", self.active, 20 + WARM_S + self._sizes.seconds),
+            Phase("active", self.active, 20 + WARM_MAX_S + self._sizes.seconds),
             Phase("list", self.listing, 25),
             Phase("busy", self.busy, 25),
             Phase("crash", self.crash, 90),
             Phase("death", self.death, 90),
-            Phase("dead", self.dead, 90 + self._sizes.seconds),
+            Phase("dead", self.dead, 80 + WARM_MAX_S + self._sizes.seconds),
         ]
 
     def start(self, limit: Limit) -> None:
@@ -212,12 +223,16 @@ class Run:
     def active(self, limit: Limit) -> None:
         """Write to the active changefeeds, from now on."""
         reader, _ = self._rows_flow()
-        limit.sleep(WARM_S)
-        meter = Meter(self._product, self._others)
+        self._warm_up(reader, limit)
+        meter, pieces, resolved = Meter(self._product, self._others), self._product.pieces(), reader.resolved
         try:
             found, a_second = lags(reader, self._sizes.seconds, limit)
+            used, pieces = meter.read(), self._product.pieces() - pieces
             self._add_lags(found)
             self._figures.add("rows_per_s", a_second)
+            self._figures.add("pieces_per_s", round(pieces / used.wall_s, 1))
+            self._figures.add("resolved_per_s", round((reader.resolved - resolved) / used.wall_s, 1))
+            self._figures.add("ms_a_thousand_rows", used.ms_a_thousand_rows(a_second * used.wall_s))
         finally:
             self._add_used(meter)
 
@@ -259,9 +274,9 @@ class Run:
             figures.add("rows_to_load", rows)
             figures.add("ready_s", round(limit.seconds - limit.left_s, 1))
             doomed = [*sizes.stopping, *sizes.closing]
-            stack.enter_context(RowWriters(product.pd, doomed, sizes.rows, product.row()))
+            stack.enter_context(RowWriters(product.pd, doomed, sizes.dead_rows, product.row()))
             writers.resume()
-            limit.sleep(WARM_S)
+            self._warm_up(reader, limit)
             meter = Meter(product, self._others)
             os.kill(stopped_pid, signal.SIGSTOP)
             # A stopped process does not end by SIGTERM.
@@ -293,8 +308,11 @@ class Run:
         if is_new:
             reader.watch()
             limit.wait(reader.first_rows)
-            limit.sleep(WARM_S)
+            self._warm_up(reader, limit)
         return reader
+
+    def _warm_up(self, reader: FeedReader, limit: Limit) -> None:
+        self._figures.add("warm_up", settle(reader, WARM_MAX_S, limit))
 
     def _add_further(self, numbers: Sequence[int], limit: Limit) -> None:
         requests, rows = list[float](), list[float]()

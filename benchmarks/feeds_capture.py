@@ -46,6 +46,14 @@ BENCHMARK: Final = "benchmark"
 WORKERS: Final = "workers"
 DRIVER: Final = "driver"
 """Roles of processes (`accounting`)."""
+PIECES: Final = "tidegate_pipeline_batch_seconds_count{"
+"""How the lines of the metric begin that counts the pieces of work of a changefeed."""
+WINDOW_S: Final = 2.0
+"""The lag of the rows of so many seconds is compared with that of those before (`Settling`)."""
+FALLS: Final = 0.8
+"""The lag falls if it is less than this many times what it was."""
+STEADY_WINDOWS: Final = 2
+"""The lag has settled when it has not fallen in so many windows in a row."""
 LOST: Final = "a worker of the pipeline has ended"
 """The line in a changefeed's log then."""
 
@@ -115,6 +123,11 @@ class Feeds(Many):
                 limit.sleep(LOOK_S)
         finally:
             creation.is_given_up = True
+
+    def pieces(self) -> float:
+        """How many pieces of work all changefeeds together have delivered so far."""
+        text = httpx.get(f"http://{self.address}/metrics", timeout=60, trust_env=False).text
+        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(PIECES))
 
     def memory_mb(self) -> float:
         """The memory of all processes of the capture together."""
@@ -204,6 +217,11 @@ class Used:
         both = self.others | {"machine": self.machine_s}
         return {role: round(100 * cpu / self.wall_s, 1) for role, cpu in both.items()}
 
+    def ms_a_thousand_rows(self, rows: float) -> dict[str, float]:
+        """Milliseconds of CPU for a thousand of the rows that were delivered, by role; others included."""
+        both = self.own | self.others
+        return {role: round(1e6 * cpu / rows, 2) for role, cpu in both.items()}
+
     def ms_a_feed(self, feeds: int) -> dict[str, float]:
         """Milliseconds of CPU per changefeed and second, by role."""
         return {role: round(1000 * cpu / self.wall_s / feeds, 3) for role, cpu in self.own.items()}
@@ -286,6 +304,8 @@ class FeedReader(Reader):
     _since_ms: float = float("inf")
     _first: dict[str, float] = field(default_factory=dict)
     """When the first such row of each topic was read (monotonic)."""
+    resolved: int = 0
+    """The number of messages without rows."""
 
     def watch(self) -> None:
         """Note the first rows that are committed from now on."""
@@ -299,8 +319,9 @@ class FeedReader(Reader):
     def _take(self, message: Message, now: float, stamp: float) -> None:
         super()._take(message, now, stamp)
         # In the other order than `watch` sets them: a row of before never gets into the new dict.
-        first, since_ms = self._first, self._since_ms
-        if message.topic() not in first and any(ms > since_ms for ms in committed(message)):
+        first, since_ms, found = self._first, self._since_ms, committed(message)
+        self.resolved += not found
+        if message.topic() not in first and any(ms > since_ms for ms in found):
             first[message.topic()] = stamp
 
 
@@ -316,6 +337,35 @@ def reading(bootstrap: str, numbers: Sequence[int]) -> Iterator[FeedReader]:
     finally:
         reader.stop()
         thread.join()
+
+
+class Settling:
+    """Whether the lag has settled: it falls no longer. A lag that rises has settled, too."""
+
+    def __init__(self) -> None:
+        self._last, self._windows = float("inf"), 0
+
+    def take(self, lag_ms: float) -> bool:
+        """Take the lag of one window; infinite while no row came."""
+        is_steady = lag_ms < float("inf") and lag_ms >= FALLS * self._last
+        self._windows = self._windows + 1 if is_steady else 0
+        self._last = lag_ms
+        return self._windows >= STEADY_WINDOWS
+
+
+def settle(reader: Reader, at_most_s: float, limit: Limit) -> str:
+    """Wait until the lag of the rows that arrive has settled. Says in words how long that took."""
+    settling, began = Settling(), time.monotonic()
+    while True:
+        first = len(reader.arrived)
+        limit.sleep(WINDOW_S)
+        kept = reader.lags[first : len(reader.arrived)]
+        is_settled = settling.take(float(np.percentile(kept, 90)) if kept else float("inf"))
+        took_s = time.monotonic() - began
+        if is_settled:
+            return f"the lag had settled after {took_s:.0f} s"
+        if took_s >= at_most_s:
+            return f"the lag was still falling after {took_s:.0f} s"
 
 
 def lags(reader: Reader, seconds: float, limit: Limit) -> tuple[dict[str, int], float]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from benchmarks import feeds_capture
 from benchmarks.feeds import ALWAYS, Run, Sizes
-from benchmarks.feeds_capture import TABLES_A_TXN, WRITES_A_S, FeedReader, RowWriters
+from benchmarks.feeds_capture import TABLES_A_TXN, WRITES_A_S, FeedReader, RowWriters, Settling, settle
 from benchmarks.feeds_figures import DONE, Figures, Goal, Late, Limit, Phase, chosen, run_phases
 from benchmarks.many_tables import Upstream
 from benchmarks.show import Ticker
@@ -137,6 +137,18 @@ def test_an_outage_ends_when_each_topic_has_a_row_committed_after_it() -> None:
     take("a", later, 5.0)
     assert sorted(reader.first_rows() or []) == [3.0, 5.0]
     assert len(reader.lags) == 6
+
+
+def test_the_lag_has_settled_when_it_falls_no_longer() -> None:
+    settling = Settling()
+    lags_ms = [float("inf"), float("inf"), 9000.0, 5000.0, 4500.0, 3000.0, 2900.0, 3500.0]
+    assert [settling.take(one) for one in lags_ms] == [False] * 7 + [True]
+
+
+def test_a_warm_up_ends_although_the_lag_falls_or_no_row_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds_capture, "WINDOW_S", 0.01)
+    found = settle(FeedReader("broker", ["a"]), 0.05, Limit(60))
+    assert found.startswith("the lag was still falling after")
 
 
 class NoUpstream:
