@@ -34,9 +34,20 @@ def test_a_buffer_serves_only_messages_that_fit_and_fill_it_somewhat() -> None:
     buffers = Buffers()
     large = buffers.take(100_000)
     buffers.next_piece()
-    assert not np.shares_memory(buffers.take(100_001), large)
-    assert not np.shares_memory(buffers.take(100_000 // WASTE - PAD), large)
-    assert np.shares_memory(buffers.take(100_000 // WASTE + 1), large)
+    most = len(large) - PAD
+    assert not np.shares_memory(buffers.take(most + 1), large)
+    assert not np.shares_memory(buffers.take(most // WASTE - PAD), large)
+    assert np.shares_memory(buffers.take(most // WASTE + 1), large)
+
+
+def test_pieces_that_grow_by_less_than_an_eighth_share_one_buffer() -> None:
+    buffers = Buffers()
+    first = buffers.take(100_000)
+    for size in (100_001, 104_000, 112_500):
+        buffers.next_piece()
+        assert np.shares_memory(buffers.take(size), first)
+    buffers.next_piece()
+    assert not np.shares_memory(buffers.take(112_501), first)
 
 
 def test_buffers_that_are_kept_are_bounded_and_forgotten_at_rest() -> None:

@@ -30,6 +30,9 @@ UNUSED: Final = 16
 WASTE: Final = 4
 """A buffer is not used for messages that are expected to fill less than one part in so many of it: a larger
 table of the same piece may need it."""
+SPARE: Final = 8
+"""A new buffer is larger by one part in so many. The next pieces have about as many bytes, and one that is a
+little larger would need new memory again. Pages that no message reaches are never touched."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -52,13 +55,13 @@ class Buffers(threading.local):
         self._taken: list[Bytes] = []
 
     def take(self, size: int) -> Bytes:
-        """A buffer for `size` bytes and `PAD` more, with any contents, until `next_piece`."""
+        """A buffer for at least `size` bytes and `PAD` more, with any contents, until `next_piece`."""
         for number, each in enumerate(self._free):
             if size + PAD <= len(each.buffer) <= WASTE * (size + PAD):
                 found = self._free.pop(number).buffer
                 break
         else:
-            found = buffer(size)
+            found = buffer(size + size // SPARE)
         self._taken.append(found)
         return found
 
