@@ -6,7 +6,6 @@ itself, which takes over a second. Nothing here starts a thread, because threads
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import signal
 import sys
@@ -14,10 +13,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
+from tidegate.heap import keep_freed
 from tidegate.launcher import bind_forks
 
-M_TRIM_THRESHOLD: Final = -1
-M_MMAP_MAX: Final = -4
 KEPT_BYTES: Final = 256 << 20
 
 
@@ -27,10 +25,7 @@ def keep_freed_memory() -> None:
     A block's buffers are tens of MB, and a fresh page costs more than the write into it: encoding took 0.2 us
     a row with reused memory, and 0.3 to 0.9 us with fresh pages. At most `KEPT_BYTES` stay unused.
     """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    keep_freed(KEPT_BYTES)
 
 
 def serve(preload: Sequence[str]) -> None:

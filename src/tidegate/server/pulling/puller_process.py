@@ -27,6 +27,7 @@ from tidegate import log
 from tidegate.config.values import TABLE_MODE
 from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore.store import EventStore
+from tidegate.heap import keep_freed
 from tidegate.ipc import ControlClient
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.reports import (
@@ -53,6 +54,10 @@ STATUS_LINES: Final = 4096
 """Spans in one message. Each takes about 100 bytes, 1 KiB at most, so a message fits into `ipc.MAX_FRAME`."""
 Order = Watch | Unwatch | DropBelow | Remove
 """An order about one span."""
+KEPT_BYTES: Final = 32 << 20
+MAPPED_FROM: Final = 8 << 20
+"""How much memory of messages is kept (`heap.keep_freed`): a stream has one batch of them in work and one
+waiting. A message has a megabyte or two."""
 TROUBLE_S: Final = 10.0
 """How often a lasting lack of disk space is reported."""
 
@@ -69,6 +74,8 @@ def run(
 
     `disk_bytes`: the event store's quota, 0 for none; `keep_free`: how many bytes of the disk it leaves free.
     """
+    # Before the first message: otherwise its memory goes back to the kernel each time a batch was matched.
+    keep_freed(KEPT_BYTES, MAPPED_FROM)
     control = ControlClient(data_dir / "control.sock", PullerHello(kv_mode, os.getpid()))
     # The signal only closes the socket. Then `_serve` returns, and the store is closed as at any other end.
     signal.signal(signal.SIGTERM, lambda number, frame: _end(control, number, frame))
