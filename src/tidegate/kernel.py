@@ -196,6 +196,51 @@ copy32 = cast("Callable[[int, int], None]", intrinsic(_copy32))
 """Copy 32 bytes, unaligned: the tail past the wanted length must be spare on both sides."""
 
 
+def _marks32(compare: Callable[[ir.IRBuilder, ir.Value, Values], ir.Value], numbers: int) -> Any:
+    """An intrinsic that loads 32 bytes and gives a bit for each: whether `compare` holds for it.
+
+    `numbers`: how many numbers `compare` takes, each of which is repeated for all bytes.
+    """
+    vector = ir.VectorType(ir.IntType(8), 32)
+
+    def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
+        loaded = builder.load(builder.inttoptr(args[0], vector.as_pointer()))
+        loaded.align = 1
+        lanes = []
+        for number in args[1:]:
+            first = builder.insert_element(
+                ir.Constant(vector, ir.Undefined),
+                builder.trunc(number, ir.IntType(8)),
+                ir.Constant(ir.IntType(32), 0),
+            )
+            zeros = ir.Constant(ir.VectorType(ir.IntType(32), 32), [0] * 32)
+            lanes.append(builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros))
+        bits = builder.bitcast(compare(builder, loaded, lanes), ir.IntType(32))
+        return builder.zext(bits, ir.IntType(64))
+
+    if numbers == 1:
+        return intrinsic(lambda typingctx, addr, one: (types.uint64(types.int64, types.int64), codegen))
+    assert numbers == 2
+    return intrinsic(
+        lambda typingctx, addr, one, two: (types.uint64(types.int64, types.int64, types.int64), codegen)
+    )
+
+
+below32 = cast(
+    "Callable[[int, int], int]",
+    _marks32(lambda builder, loaded, lanes: builder.icmp_signed("<", loaded, lanes[0]), 1),
+)
+"""A bit for each of 32 bytes, that of the first byte lowest: whether it is below a number. Bytes are signed,
+so those above 127 are below all others."""
+equal32 = cast(
+    "Callable[[int, int, int], int]",
+    _marks32(
+        lambda builder, loaded, lanes: builder.icmp_signed("==", builder.and_(loaded, lanes[0]), lanes[1]), 2
+    ),
+)
+"""A bit for each of 32 bytes, as in `below32`: whether its bits under the first number equal the second."""
+
+
 def _prefetch(typingctx: Typing, addr: types.Type) -> Intrinsic:
     def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)

@@ -11,8 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from tidegate.kernel import (
+    below32,
     copy32,
     cttz64,
+    equal32,
     inline,
     load_u8,
     load_u16,
@@ -172,44 +174,78 @@ def put_wide(out: int, addr: int, room: int) -> tuple[int, int]:
 
 
 @inline
+def special32(addr: int) -> Any:
+    """A bit for each of 32 bytes, exactly: those that `special_bytes` marks."""
+    # A byte that is not ASCII is negative, so it is below a space, as control characters are.
+    return (
+        below32(addr, SPACE)
+        | equal32(addr, 0xFB, QUOTE)
+        | equal32(addr, 0xFD, LESS)
+        | equal32(addr, 0xFF, BACKSLASH)
+    )
+
+
+@inline
+def load_tail(start: int, addr: int, end: int) -> Any:
+    """The 1 to 7 bytes from `addr` to `end` of a value that begins at `start`, with spaces after them.
+
+    Reads nothing outside the value.
+    """
+    left = end - addr
+    if end - start >= 8:
+        # The word that ends with the value; bytes before `addr` are shifted out.
+        word = load_u64(end - 8) >> U64(64 - 8 * left)
+    elif left >= 4:
+        # Two halves, which may overlap: where they do, both have the same bytes.
+        word = U64(load_u32(addr)) | U64(load_u32(end - 4)) << U64(8 * left - 32)
+    elif left >= 2:
+        word = U64(load_u16(addr)) | U64(load_u16(end - 2)) << U64(8 * left - 16)
+    else:
+        word = U64(load_u8(addr))
+    return word | _SPACES << U64(8 * left)
+
+
+@inline
+def put_special(out: int, addr: int, end: int, std: int) -> tuple[int, int]:
+    """The character at `addr`, which `special_bytes` marks, as JSON: (new `out`, bytes read)."""
+    byte = I64(load_u8(addr))
+    if byte >= NOT_ASCII:
+        return put_wide(out, addr, end - addr)
+    return put_escaped(out, byte, std), 1
+
+
+@inline
 def put_text(out: int, addr: int, size: int, std: int) -> int:
-    """The content of a JSON string: at most 6 * size bytes. Reads exactly `size` bytes."""
-    end = addr + size
-    while addr + 8 <= end:
-        word = load_u64(addr)
+    """The content of a JSON string: at most 6 * size bytes. Reads exactly `size` bytes.
+
+    Bytes are written before it is known whether they are clean: the escape of the first one that is not
+    replaces it and all after it. The first of the marked bytes is always special.
+    """
+    start, end = addr, addr + size
+    while addr + 32 <= end:
+        marks = special32(addr)
+        copy32(out, addr)
+        if marks == _ZERO:
+            addr += 32
+            out += 32
+            continue
+        clean = I64(cttz64(marks))
+        out, used = put_special(out + clean, addr + clean, end, std)
+        addr += clean + used
+    # Words, because a value has no spare bytes after it that could be read. There is no loop over the last
+    # bytes: their number differs from value to value, and each wrong guess of it costs as much as ten words.
+    while addr < end:
+        width = min(end - addr, 8)
+        word = load_u64(addr) if width == 8 else load_tail(start, addr, end)
         marks = special_bytes(word)
-        # Written before it is known to be clean: what follows the clean part is replaced by the escape.
         store_u64(out, word)
         if marks == _ZERO:
-            addr += 8
-            out += 8
+            addr += width
+            out += width
             continue
         clean = I64(cttz64(marks) >> U64(3))
-        addr += clean
-        out += clean
-        byte = I64(load_u8(addr))
-        if byte >= NOT_ASCII:
-            out, used = put_wide(out, addr, end - addr)
-            addr += used
-        elif is_special(byte):
-            out = put_escaped(out, byte, std)
-            addr += 1
-        else:
-            store_u8(out, byte)
-            out += 1
-            addr += 1
-    while addr < end:
-        byte = I64(load_u8(addr))
-        if byte >= NOT_ASCII:
-            out, used = put_wide(out, addr, end - addr)
-            addr += used
-            continue
-        if is_special(byte):
-            out = put_escaped(out, byte, std)
-        else:
-            store_u8(out, byte)
-            out += 1
-        addr += 1
+        out, used = put_special(out + clean, addr + clean, end, std)
+        addr += clean + used
     return out
 
 

@@ -1,0 +1,52 @@
+"""Texts of every length, with a character that needs an escape at every place: kernels read them by words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.codec.cells import block_of
+from tests.contracts.codec_rows import messages_of
+from tidegate.codec.blocks import encode_block
+from tidegate.codec.registry import codec_options, encoder
+from tidegate.model.row import RowChange
+from tidegate.tidb.table_info import table_schema
+
+BUILD_MS = 1_795_246_227_000
+COLUMNS = [
+    {
+        "id": number, "name": {"O": name}, "offset": number - 1, "state": 5,
+        "type": {"Tp": code, "Flag": flag, "Flen": 15, "Decimal": 0, "Charset": charset, "Elems": None},
+    }
+    for number, (name, code, flag, charset) in enumerate([("id", 8, 3, "binary"), ("t", 15, 0, "utf8mb4")], 1)
+]  # fmt: skip
+TABLE = table_schema("bench", {"id": 100, "name": {"O": "texts"}, "pk_is_handle": True, "cols": COLUMNS}, 1)
+LONGEST = 75
+"""Two wide words of 32 bytes, a word of 8, and some more bytes."""
+SPECIAL = [b'"', b"\\", b"&", b"<", b">", b"\n", b"\x08", b"\x00", b"\x1f", "é".encode(), "数".encode()]
+SPECIAL += ["\u2028".encode(), "😀".encode(), b"\xff", "数".encode()[:2]]
+PLAIN = b" !#$%'()*+,-./019:;=?@AMZ[]^_`az{|}~\x7f"
+"""Among them the neighbours of all characters that need an escape."""
+
+
+def texts() -> Iterator[bytes]:
+    """Each length without an escape, then each special character at each place of texts of some lengths."""
+    endless = PLAIN * 4
+    for length in range(LONGEST + 1):
+        yield endless[length : 2 * length]
+    for special in SPECIAL:
+        for before in range(LONGEST):
+            # The number of bytes behind it varies, too: they may end anywhere in a word.
+            yield endless[:before] + special + endless[before : before + (5 * before + len(special)) % 41]
+    yield from (special * 12 for special in SPECIAL)
+
+
+@pytest.mark.parametrize("protocol", ["open-protocol", "canal-json", "simple"])
+def test_any_text_is_written_as_the_plain_encoder_does(protocol: str) -> None:
+    """Both flavours of JSON: Go's encoding/json, and easyjson."""
+    options = codec_options({"protocol": protocol})
+    rows = [RowChange(TABLE, 9, 8, 100, i, None, (i, text)) for i, text in enumerate(texts(), 1)]
+    found = encode_block(block_of(rows), np.zeros(len(rows), dtype=np.int32), options, BUILD_MS)
+    assert [one for _, one in messages_of(found)] == encoder(options).encode_rows(rows, BUILD_MS)
