@@ -87,9 +87,73 @@ def test_a_test_that_fails_for_another_reason_shows_nothing(tmp_path: Path) -> N
         == "failed as it must"
     )
     with pytest.raises(Wrong, match="no test has failed"):
-        guards.judged("one", 1, "ERROR tests/a.py::test_b\n", tmp_path)
+        guards.judged("one", 1, "ERROR tests/a.py::test_b\nFAILED is no test\n", tmp_path)
     with pytest.raises(Wrong, match=r"what is not there .*no attribute '_gone'"):
         guards.judged("one", 1, f"E   AttributeError: 'A' has no attribute '_gone'\n{failed}Attr", tmp_path)
+
+
+CODE = """
+def one(): return 1
+def two(): return 2
+def three(): return 3
+"""
+TESTS = """
+import pytest
+from tidegate.a import one, three, two
+@pytest.fixture
+def service(): raise RuntimeError("it does not start")
+def test_absent(service): pass
+def test_one(): assert one() == 1
+@pytest.fixture
+def lost(): assert two() == 2
+def test_two(lost): pass
+def test_three(): pass
+"""
+GUARDS = "promise a: it holds\n" + "".join(
+    f"guard {name}: it is kept\ncode a.py {code}\ntest tests/test_a.py::test_{name}\n"
+    f"-def {code}(): return {number}\n+def {code}(): return 0\n"
+    for name, code, number in (
+        ("absent", "one", 1),
+        ("two", "two", 2),
+        ("three", "three", 3),
+        ("one", "one", 1),
+    )
+)
+
+
+def test_a_guard_that_cannot_be_tried_is_reported_and_the_others_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = {
+        "src/tidegate/a.py": CODE,
+        "src/tidegate/__init__.py": "",
+        "src/tidegate/kernel.py": "",
+        "tests/test_a.py": TESTS,
+        "list": GUARDS,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    places = {"ROOT": "", "SOURCE": "src", "COPY": "copy", "LIST": "list"}
+    for name, place in places.items():
+        monkeypatch.setattr(guards, name, tmp_path / place)
+    assert guards.main([]) == 2
+    said = capfd.readouterr().out
+    outcomes = dict(re.findall(r"^\| (\w+) \| a.py .* \| (\D+) \(\d+ s\) \|$", said, re.MULTILINE))
+    assert outcomes == {
+        "absent": "NOT TRIED", "two": "NOT TRIED", "three": "SURVIVED", "one": "failed as it must"
+    }  # fmt: skip
+    assert "4 guards, 1 survived, 2 not tried\n" in said
+    assert re.search(r"^absent: tests/test_a.py::test_absent does not pass although all", said, re.MULTILINE)
+    assert re.search(r"^two: .* no test has failed", said, re.MULTILINE)
+    assert guards.main(["--only", "three"]) == 1
+
+
+def test_a_guards_test_may_have_parameters() -> None:
+    (guard,) = guards.guards("guard one: it is kept\ntest tests/a.py::test_b\ntest tests/c.py\n")
+    mine = "tests/a.py::test_b", "tests/a.py::test_b[x y]", "tests/c.py::test_d"
+    assert all(guards.tries(guard, test) for test in mine)
+    assert not any(guards.tries(guard, test) for test in ("tests/a.py::test_bc", "tests/c.pyx::test_d"))
 
 
 def test_each_way_to_weaken_the_protocol_names_what_finds_it() -> None:
