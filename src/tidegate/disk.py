@@ -23,6 +23,9 @@ BALLAST_MIN: Final = 1 << 20
 BALLAST_MAX: Final = 64 << 20
 """The share of a disk that is reserved for small files, and its limits in bytes."""
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FEEDS_WAIT: Final = "free disk space; changefeeds wait and then continue by themselves"
+CONSUMER_WAITS: Final = "free disk space; the consumer tries again until there is some, and then continues"
+"""The fix in the errors of a full disk: those of a capture, and those of a consumer."""
 
 
 class DiskFull(Retryable):
@@ -30,10 +33,10 @@ class DiskFull(Retryable):
 
 
 @contextmanager
-def writing(path: Path, *, keep: bool = False) -> Iterator[None]:
+def writing(path: Path, *, keep: bool = False, fix: str = FEEDS_WAIT) -> Iterator[None]:
     """A context around the writing of a new file at `path`. Raises DiskFull, and OSError for other failures.
 
-    `keep`: the file existed before, so that a failure does not remove it.
+    `keep`: the file existed before, so that a failure does not remove it. `fix`: of DiskFull.
     """
     try:
         yield
@@ -47,7 +50,7 @@ def writing(path: Path, *, keep: bool = False) -> Iterator[None]:
             "the disk is full",
             where=str(path),
             why=os.strerror(error.errno or 0),
-            fix="free disk space; changefeeds wait and then continue by themselves",
+            fix=fix,
         ) from error
 
 

@@ -361,7 +361,7 @@ class Consumer:
             self._attempts.failed(self._offsets.unreachable(silent))
             self._stall_detector.unreachable(time.monotonic())
         elif (outage := next((part.outage for part in news.fetched if part.outage), None)) is not None:
-            self._attempts.failed(_no_schemas(*outage))
+            self._attempts.failed(_waiting(*outage))
             self._stall_detector.unreachable(time.monotonic())
         else:
             self._attempts.recovered()
@@ -436,8 +436,8 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _no_schemas(what: str, where: str, why: str, fix: str) -> Retryable:
-    """A failing schema registry only makes the topic wait; nothing is lost meanwhile."""
+def _waiting(what: str, where: str, why: str, fix: str) -> Retryable:
+    """A failing schema registry or a full disk only makes the topic wait; nothing is lost meanwhile."""
     return Retryable(what, where=where, why=why, fix=fix)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.disk import writing
+from tidegate.disk import FEEDS_WAIT, writing
 from tidegate.errors import Fatal
 from tidegate.log import event
 
@@ -33,8 +33,9 @@ LIMIT_BYTES: Final = 1 << 30
 class Quarantine:
     """Appends to one quarantine file. Several processes may append to the same file."""
 
-    def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-        self._path, self._limit = path, limit_bytes
+    def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES, *, fix: str = FEEDS_WAIT) -> None:
+        """`fix`: of the error when the disk is full, because its reader is a capture's or a consumer's."""
+        self._path, self._limit, self._fix = path, limit_bytes, fix
 
     @property
     def path(self) -> Path:
@@ -71,7 +72,7 @@ class Quarantine:
         if size and os.pread(handle, 1, size - 1) != b"\n":
             event(LOG, logging.WARNING, "torn quarantine line ended", file=str(self._path), at_byte=size)
             data = b"\n" + data
-        with writing(self._path, keep=True):
+        with writing(self._path, keep=True, fix=self._fix):
             try:
                 rest = memoryview(data)
                 while rest:

@@ -46,7 +46,9 @@ class Fetched:
     trouble: str = ""
     """Why the broker did not answer, if it did not. The range must be read again."""
     outage: tuple[str, str, str, str] | None = None
-    """What, where, why and what to do if a schema registry fails. The range must be read again."""
+    """What, where, why and what to do if a schema registry fails or the disk is full. The range must be read
+    again.
+    """
     aligns: tuple[tuple[int, int], ...] = ()
     """(commit ts, offset) of alignment marks."""
     lost_aligns: tuple[tuple[int, str], ...] = ()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.consumer.engine.fetched import Fetched, Range
 from tidegate.consumer.reading.fetch import fetch
 from tidegate.consumer.reading.source import Topic
+from tidegate.disk import CONSUMER_WAITS, writing
 from tidegate.errors import Fatal, TidegateError
 
 if TYPE_CHECKING:
@@ -130,9 +131,10 @@ def carried(found: Fetched) -> tuple[Fetched, list[tuple[str, bytes]]]:
 
 
 def landed(found: Fetched, files: Sequence[tuple[str, bytes]], staging: Path) -> Fetched:
-    """A result, with its files written to `staging`."""
+    """A result, with its files written to `staging`. Raises DiskFull."""
     for name, data in files:
-        (staging / name).write_bytes(zlib.decompress(data))
+        with writing(staging / name, fix=CONSUMER_WAITS):
+            (staging / name).write_bytes(zlib.decompress(data))
     moved = [replace(segment, file=str(staging / Path(segment.file).name)) for segment in found.segments]
     return replace(found, segments=tuple(moved))
 

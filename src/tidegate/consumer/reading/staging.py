@@ -19,6 +19,7 @@ from tidegate.codec.base import Decoded, DecodedTable
 from tidegate.consumer.engine.assembler import StagedRun
 from tidegate.consumer.engine.row_clock import Clock
 from tidegate.consumer.table.soft_delete import SoftDelete, column_for
+from tidegate.disk import CONSUMER_WAITS, writing
 
 META: Final = ("_op", "_commit_ts", "_offset", "_seq")
 CARRIED_TS: Final = "_carried_ts"
@@ -37,12 +38,14 @@ def stage(
 ) -> Iterable[StagedRun]:
     """Write the decoded rows, one Arrow IPC stream per table and column set. Returns their descriptors.
 
+    Raises DiskFull; then there is no file.
+
     `clock`: given for a topic that is read by offset. `soft_deletes`: the tables that keep deleted rows.
     `whole_old`: the target keeps the rows before each change.
     """
     if not decoded.rows:
         return []
-    with file.open("wb") as sink:
+    with writing(file, fix=CONSUMER_WAITS), file.open("wb") as sink:
         return [
             _stage_table(
                 *(table, partition, file, sink, clock),
