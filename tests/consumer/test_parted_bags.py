@@ -244,24 +244,41 @@ def test_narrow_rows_are_cut_before_their_hashes_take_much_memory(
     table.close()
 
 
-def test_a_table_of_small_batches_is_searched_in_large_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each search numbers all rows that are still to delete."""
-    searches = list[int]()
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of the table's rows in each search for rows to delete."""
+    found = list[int]()
     matched = lake_target._matched
 
     def counting(held: pa.Table, wanted: pa.Table) -> Any:
-        searches.append(held.num_rows)
+        found.append(held.num_rows)
         return matched(held, wanted)
 
     monkeypatch.setattr(lake_target, "_matched", counting)
+    return found
+
+
+def test_a_table_of_small_batches_is_searched_in_large_pieces(tmp_path: Path, searches: list[int]) -> None:
+    """Each search numbers all rows that are still to delete."""
     held = pa.table({"a": range(100), ROWID: [str(at) for at in range(100)]})
     with AtDelta(tmp_path / "target").address().opened() as target:
         wanted = pa.table({"a": [3, 98, 3]})
         found = target._find_in_bag(iter(held.to_batches(2)), wanted)
         assert (found.to_pylist(), target.stats.missing_deletes) == (["3", "98"], 1)
     assert searches == [100]
+
+
+def test_narrow_rows_are_searched_before_their_numbers_take_much_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: list[int]
+) -> None:
+    """A row of one integer takes several times its value while it is compared."""
+    monkeypatch.setattr(part_file, "GATHERED_BYTES", 40 * part_file.ROW_BYTES)
+    held = pa.table({"a": range(100), ROWID: [str(at) for at in range(100)]})
+    with AtDelta(tmp_path / "target").address().opened() as target:
+        found = target._find_in_bag(iter(held.to_batches(2)), pa.table({"a": [99]}))
+        assert found.to_pylist() == ["99"]
+    assert max(searches) <= 40
+    assert len(searches) == 3
 
 
 def test_a_step_that_deletes_nothing_does_not_read_the_table(tmp_path: Path) -> None:
