@@ -35,11 +35,11 @@ class Source:
         fresh = [change.value for change in log.changes if change.put][-BLOCK:]
         return cls(SchemaStore.from_meta(meta, 1), log.table_id, pa.array(fresh, pa.binary()))
 
-    def block(self, first: int, rows: int, begin_ts: int, updates: bool) -> pa.RecordBatch:
-        """Entries for handles from `first` on, with commit timestamps from `begin_ts` on. `updates`: each
-        entry is an update.
+    def block(self, first: int, rows: int, begin_ts: int, updates: bool, step: int = 1) -> pa.RecordBatch:
+        """Entries for each `step`-th handle from `first` on, with commit timestamps from `begin_ts` on.
+        `updates`: each entry is an update.
         """
-        handles = np.arange(first, first + rows, dtype=np.int64)
+        handles = first + step * np.arange(rows, dtype=np.int64)
         ts = begin_ts + 2 * (np.arange(rows) // ROWS_A_TXN).astype(np.uint64)
         at = handles % len(self.values)
         old = self.values.take(pa.array(at)) if updates else pa.array([b""] * rows, pa.binary())

@@ -1,7 +1,9 @@
-"""(d) A topic to Delta or Iceberg tables: rows/s of the consumer, for inserts and then for updates.
+"""(d) A topic to Delta or Iceberg tables or a change log: rows/s of the consumer, for inserts, then updates.
 
-    python -m benchmarks.to_delta [--rows N] [--target delta|iceberg] [--write-mode MODE] [--master M]
-        [--json FILE]
+    python -m benchmarks.to_delta [--rows N] [--updates N] [--target delta|iceberg|parquet]
+        [--write-mode MODE] [--master M] [--json FILE]
+
+`--updates` updates fewer rows than were inserted, at equal distances over the whole table.
 
 The topic is filled beforehand with the messages of a changefeed (open-protocol, index-value dispatch, a
 Resolved after each block), made by the mounter and the encoder from the rows of the recorded log. The clock
@@ -48,19 +50,21 @@ def measure(
     target: str = "delta",
     master: str = "local[2]",
     write_mode: str = "",
+    updates: int = 0,
 ) -> list[dict[str, Any]]:
-    """Insert `rows` rows into one target, then update all of them."""
+    """Insert `rows` rows into one target, then update `updates` of them; 0: all."""
+    step = rows // updates if updates else 1
     topic = new_topic(bootstrap)
     uri = f"kafka://{bootstrap}/{topic}?protocol=open-protocol"
-    progress(f"consumer: filling the topic with 2 x {rows:,} rows")
     source, begin = Source.read(), compose(int(time.time() * 1000) - 3_600_000)
     found = []
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
-        for name, updates in (("inserts", False), ("updates", True)):
-            end = fill(bootstrap, topic, source, rows, begin, updates)
-            progress(f"consumer: {name}, {rows:,} rows")
+        for name, count, apart in (("inserts", rows, 1), ("updates", updates or rows, step)):
+            progress(f"consumer: filling the topic with {count:,} {name}")
+            end = fill(bootstrap, topic, source, count, begin, name == "updates", apart)
+            progress(f"consumer: {name}, {count:,} rows")
             lake = f"{target}://{folder}/lake"
-            ran = consume(uri, Path(folder), end, rows, lake, master, write_mode)
+            ran = consume(uri, Path(folder), end, count, lake, master, write_mode)
             found.append({"kind": name, **ran})
             begin = end + compose(1)
     delete_topic(bootstrap, topic)
@@ -112,8 +116,10 @@ def consume(
     }
 
 
-def fill(bootstrap: str, topic: str, source: Source, rows: int, begin: int, updates: bool) -> int:
-    """Write the rows to the topic. Returns the last Resolved."""
+def fill(
+    bootstrap: str, topic: str, source: Source, rows: int, begin: int, updates: bool, step: int = 1
+) -> int:
+    """Write `rows` rows to the topic, each `step`-th handle. Returns the last Resolved."""
     options = codec_options({"protocol": "open-protocol"})
     encode = encoder(options)
     settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 20}
@@ -121,7 +127,9 @@ def fill(bootstrap: str, topic: str, source: Source, rows: int, begin: int, upda
     ts = begin
     for first in range(0, rows, BLOCK):
         count = min(BLOCK, rows - first)
-        tables, bad = mount(source.block(first, count, ts + 1, updates), source.store, MountOptions())
+        tables, bad = mount(
+            source.block(first * step, count, ts + 1, updates, step), source.store, MountOptions()
+        )
         assert not bad, bad[0].why
         for table in tables:
             partition = partition_block(table, RULE, PARTITIONS, "UTC")
@@ -150,15 +158,19 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--target", choices=("delta", "iceberg"), default="delta")
+    parser.add_argument("--updates", type=int, default=0, help="0: as many as rows")
+    parser.add_argument("--target", choices=("delta", "iceberg", "parquet"), default="delta")
     parser.add_argument("--write-mode", default="", help="as for `consumer run`")
     parser.add_argument("--master", default="local[2]", help="as for `consumer run`")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if not 0 <= options.updates <= options.rows:
+        parser.error("--updates must be between 0 and --rows")
     subprocess.run([sys.executable, "-m", "tidegate.kernel"], check=True, stdout=subprocess.DEVNULL)
     facts, ticker = machine(), Ticker()
     with running_broker() as bootstrap:
-        found = measure(bootstrap, options.rows, ticker, options.target, options.master, options.write_mode)
+        how = options.target, options.master, options.write_mode, options.updates
+        found = measure(bootstrap, options.rows, ticker, *how)
     ticker.close()
     lines = [["", "rows/s", "rows per CPU-second", "snapshots"]]
     for run in found:
