@@ -6,7 +6,8 @@ first, each as COMMITTED with the value before it (of a raw key only the newest 
 INITIALIZED row is always last. Live rows are sent at the same time: changes committed before the snapshot
 come only from the scan, later ones only as live rows. Rows are sent in events of about 32 KiB.
 
-Scans wait for their clients at the same time, but only one of them computes (`_TURN`).
+Scans wait for their clients at the same time, but only one of them computes (`_TURN`), and it pauses while
+clients wait for a commit or a tick (`tikv.precedence`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tidegate.tikv.cdc.resolver import LOCK_OVERHEAD, LOCKS_BYTES_MAX
 from tidegate.tikv.engine import EngineSnapshot, Range
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.mvcc import Write
+from tidegate.tikv.precedence import Pauses, pausing
 from tidegate.tikv.reader import MvccReader
 from tidegate.tikv.txn import snapshot
 
@@ -40,10 +42,11 @@ interpreter, but each would delay every thread that serves live changes by one m
 _WAIT_S: Final = 0.2
 """A scan waits this long for its turn. Another may keep it for longer, if it finds nothing to send."""
 _USUAL_S: Final = sys.getswitchinterval()
-TURN_S: Final = 0.0005
-"""While a scan computes, a thread that waits for the interpreter gets it after this time, instead of 5 ms. A
-commit passes through several threads, so with 5 ms it took 100 to 300 ms longer while a scan ran
-(`python -m benchmarks.neighbours`). Only meanwhile, because it makes commits without a scan more expensive.
+TURN_S: Final = 0.0002
+"""While a scan computes, a thread that waits for the interpreter gets it after this time, instead of 5 ms.
+Two threads pass a request on before the scan pauses for it. Where the bound of pauses is reached, a commit
+passes through several more; with 5 ms each it took 100 to 300 ms longer (`python -m benchmarks.neighbours`).
+Only meanwhile, because it makes commits without a scan more expensive.
 """
 
 
@@ -162,7 +165,7 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
     waiting: tuple[int, Write, bytes] | None = None
     now, done = b"", False
     stamp, commit_ts = b"", 0
-    for stored, record in view.entries:
+    for stored, record in pausing(view.entries, Pauses()):
         key = stored[: -keys.TS_BYTES]
         if key != now:
             if waiting is not None:
@@ -204,7 +207,7 @@ def _raw(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
     (TiKV: do_scan in cdc/src/initializer.rs walks a RawMvccIterator; it even does so beyond the range.)
     """
     now = b""
-    for versioned, stored in view.entries:
+    for versioned, stored in pausing(view.entries, Pauses()):
         key = versioned[: -keys.TS_BYTES]
         if key == now:
             continue

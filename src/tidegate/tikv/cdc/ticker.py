@@ -21,6 +21,7 @@ from tidegate.tikv.cdc.registrations import Registrations
 from tidegate.tikv.cdc.service import Connection
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.precedence import SERVED
 from tidegate.tikv.raft.raftstore import Raftstore
 
 TICK_S: Final = 0.05
@@ -96,6 +97,7 @@ class Ticker:
             if not self._registrations.delegates or self._faults.resolved_frozen:
                 continue
             done = threading.Event()
+            SERVED.mark()
             try:
                 min_ts = self._next_ts()
             except Retryable:

@@ -24,6 +24,7 @@ from tidegate.errors import Retryable
 from tidegate.tikv.engine import Engine, EngineSnapshot, Range
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.mvcc import Change
+from tidegate.tikv.precedence import SERVED
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_change import RegionChange
 from tidegate.tikv.raft.region_meta import rows
@@ -239,6 +240,7 @@ class Raftstore:
                 # Durable before observers see it: a client of CDC must not have a change that a crash can
                 # undo.
                 self.engine.sync()
+                SERVED.mark()  # the disk may have taken longer than the last mark lasts
                 self._observe(commands)
             except Exception as failure:
                 # The engine may hold a part of the batch that observers have not seen. Nothing may be applied

@@ -19,6 +19,7 @@ from tidegate.tikv import api_version, keys
 from tidegate.tikv.budget import Budget
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.precedence import SERVED
 from tidegate.tikv.raft.raftstore import Command, Raftstore
 from tidegate.tikv.raft.region import STORE_ID, Region
 from tidegate.tikv.raft.region_change import NewId, RegionChange
@@ -100,6 +101,7 @@ class Store:
 
     def submit(self, request: Any, answer: Answer) -> None:
         """Serve one request of any type; `answer` is called once, possibly on another thread."""
+        SERVED.mark()
         call = self._calls[type(request)]
         region = self._regions.check(request.context, self._id, isinstance(request, _FLASHBACKS))
         if self._faults.kv_errors[0]:
@@ -115,6 +117,7 @@ class Store:
         self._unanswered.add(size)
 
         def served(response: Any, error: Exception | None) -> None:
+            SERVED.mark()  # until the client has the answer and has sent its next request
             self._unanswered.add(-size)
             if isinstance(error, RegionError):
                 response, error = call.response(region_error=error.error), None
