@@ -443,6 +443,25 @@ def test_nothing_is_dropped_of_what_an_opening_owner_holds() -> None:
     assert puller.take() == [], "its processor will need the rows from 50 on"
 
 
+def test_an_earlier_hold_counts_whatever_was_needed_before() -> None:
+    registry, puller = connected()
+    registry.hold(ONE, SPAN, 30)
+    registry.needed(ONE, 60, 60)
+    registry.needed(ONE, 50, 50)
+    registry.hold(TWO, SPAN, 70)
+    assert puller.take() == [("watch", 30)], "the first holder needs it from 60 on, which is less than 70"
+    registry.connect(puller)  # type: ignore[arg-type]
+    assert puller.take() == [("safe_point", 20), ("watch", 60)]
+    registry.needed(ONE, 80, 80)
+    registry.needed(TWO, 90, 90)
+    registry.hold(ONE, SPAN, 75)
+    assert puller.take() == [("watch", 75)], "it was needed from 80 on"
+    registry.connect(puller)  # type: ignore[arg-type]
+    assert puller.take() == [("safe_point", 20), ("watch", 75)], "what was needed before raises it no more"
+    registry.drop(ONE, NAME)
+    assert puller.take() == [("watch", 90)]
+
+
 def test_spans_are_raised_before_the_owner_may_let_their_history_go() -> None:
     """Otherwise a puller that lost its store registers them where history may be gone."""
     done: list[object] = []

@@ -258,6 +258,12 @@ class OpenSpans:
         """The ts up to which a span is durable."""
         return int(self._durable[self._places[name]])
 
+    @property
+    def durable_ts(self) -> list[int]:
+        """The ts up to which each span is durable, in `order`."""
+        found: list[int] = self._durable.tolist()
+        return found
+
     def slowest(self) -> SpanTask | None:
         """The span with the least durable ts; None: there are no spans."""
         if not self._tasks:

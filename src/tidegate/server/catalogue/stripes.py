@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import orjson
 
 from tidegate.config.values import IDS_PER_STRIPE_MAX
 from tidegate.control.barrier import DdlBatch, SpanTask
@@ -235,3 +236,15 @@ def spans_json(tasks: Iterable[SpanTask]) -> dict[str, dict[str, object]]:
         }
         for t in tasks
     }
+
+
+def span_front(task: SpanTask) -> str:
+    """The text of a span in `bounds.json` up to its start ts, the only part that moves."""
+    ((name, fields),) = spans_json([task]).items()
+    del fields["start_ts"]
+    return f'"{name}":{orjson.dumps(fields).decode()[:-1]},"start_ts":'
+
+
+def spans_text(fronts: Iterable[str], starts: Iterable[int]) -> str:
+    """Spans in the form of `bounds.json`, as JSON: each from its `span_front` and its start ts."""
+    return "{" + ",".join([f"{front}{ts}}}" for front, ts in zip(fronts, starts, strict=True)]) + "}"

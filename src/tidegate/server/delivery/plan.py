@@ -12,12 +12,10 @@ import secrets
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
-
-import orjson
 
 from tidegate.config.reading import config_from_json
 from tidegate.config.settings import ReplicaConfig
@@ -31,7 +29,7 @@ from tidegate.model.path_part import path_part
 from tidegate.model.ts_by_span import SpanOrder
 from tidegate.pipeline.exchange.feed import BOUND_FILE, FeedSpec
 from tidegate.server.catalogue.catalogues import DDL_SPAN_ID
-from tidegate.server.catalogue.stripes import spans_json
+from tidegate.server.catalogue.stripes import span_front, spans_text
 from tidegate.sink.base import Sink, SinkFeed
 from tidegate.sink.registry import sink_of
 
@@ -104,6 +102,10 @@ class BoundsFile:
     def __init__(self, path: Path, token: tuple[int, int], ddl_span: str = DDL_SPAN_ID) -> None:
         self._path, self._token, self._ddl_span = path, token, ddl_span
         self._spans: dict[str, SpanTask] = {}
+        self._starts: dict[str, int] = {}
+        """The start of each span in `_spans_text`."""
+        self._fronts: list[str] = []
+        """The text of each span up to its start, in the order."""
         self._order: SpanOrder | None = None
         """The order of the spans that were taken last: while it is the same, no span is another."""
         self._spans_text = self._sent_spans = self._sent_number = ""
@@ -169,13 +171,17 @@ class BoundsFile:
 
     def _take(self, spans: OpenSpans, *, raise_starts: bool) -> None:
         """Take the spans as they are now, if they are others than those taken last, or to raise starts."""
-        self._order, tasks = spans.order, spans.tasks
-        if raise_starts or not self._spans_text or self._are_others(tasks):
-            if not raise_starts:
-                starts = {name: task.start_ts for name, task in self._spans.items() if name in tasks}
-                tasks |= {name: replace(tasks[name], start_ts=ts) for name, ts in starts.items()}
-            self._spans = tasks
-            self._spans_text = orjson.dumps(spans_json(tasks.values())).decode()
+        is_new = False
+        if spans.order is not self._order:
+            tasks = {name: spans.task(name) for name in spans.order.names}
+            is_new = not self._spans_text or self._are_others(tasks)
+            self._order, self._spans, self._fronts = spans.order, tasks, list(map(span_front, tasks.values()))
+        if is_new or raise_starts:
+            # From time to time, for up to a thousand spans: only the starts are put into their texts.
+            before = {} if raise_starts else self._starts
+            at = zip(spans.order.names, spans.durable_ts, strict=True)
+            self._starts = {name: before.get(name, ts) for name, ts in at}
+            self._spans_text = spans_text(self._fronts, self._starts.values())
 
     def _are_others(self, spans: dict[str, SpanTask]) -> bool:
         """Whether the spans, or the wanted tables of one, differ from those that were written last."""

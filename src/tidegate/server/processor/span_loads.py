@@ -58,7 +58,8 @@ def heaviest(
     rates = {
         name: (earlier.get(name, 0) + max(0, count - before[name]) / since_s) / 2
         for name, count in now.items()
-        if name in before
+        # There may be a thousand spans, and most receive nothing for long.
+        if name in before and (count != before[name] or name in earlier)
     }
     most = sorted(rates, key=rates.__getitem__, reverse=True)[:LOADS_MAX]
     return {name: round(rates[name]) for name in most if rates[name] >= 1}

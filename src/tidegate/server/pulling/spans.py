@@ -71,6 +71,8 @@ class SpanRegistry:
         """The spans of each holder."""
         self._orders: dict[Holder, SpanOrder] = {}
         """The same in an order, for those that have asked for it since their spans changed."""
+        self._raised: dict[Holder, tuple[int, int]] = {}
+        """By holder: the ts to which `needed` has raised its spans (rows, DDL), not yet in `_holders`."""
         self._puller: Connection | None = None
         self._dropped: dict[str, int] = {}
         self._refused: dict[str, Refused] = {}
@@ -129,7 +131,7 @@ class SpanRegistry:
         """The refusal of a span that a holder needs, which it cannot get any more; None: there is none."""
         for name, refusal in self._refused.items():
             # A feed that begins above the refused ts does not need what was refused.
-            if self._holders[name].get(feed, MAX) <= refusal.start_ts:
+            if self._starts_of(name).get(feed, MAX) <= refusal.start_ts:
                 return refusal
         return None
 
@@ -142,6 +144,7 @@ class SpanRegistry:
         if not guarded:
             self._unguarded.add(feed)
         name = span_id(span, self._kv_mode)
+        self._starts_of(name)
         holders = self._holders.setdefault(name, {})
         before, was_guarded = min(holders.values(), default=MAX), self._guarded(name)
         holders[feed] = min(start_ts, holders.get(feed, start_ts))
@@ -159,7 +162,7 @@ class SpanRegistry:
 
         `again_from`: the feed will need the span again, from that ts.
         """
-        holders = self._holders.get(name, {})
+        holders = self._starts_of(name)
         if again_from is not None and feed in holders:
             holders[feed] = again_from
             return
@@ -217,7 +220,8 @@ class SpanRegistry:
         # Collected first, because `_begin_again` removes them from `_refused`.
         refused = [name for name, one in self._refused.items() if one.start_ts < start_ts]
         for name in [one for one in refused if feed in self._holders[one]]:
-            self._holders[name][feed] = max(start_ts, self._holders[name][feed])
+            holders = self._starts_of(name)
+            holders[feed] = max(start_ts, holders[feed])
             self._begin_again(name)
 
     def _begin_again(self, name: str) -> None:
@@ -240,14 +244,26 @@ class SpanRegistry:
         needs nothing below, and an owner before PD's hold is raised: otherwise a puller might register a
         region where history may be gone.
         """
-        # Each second, for a thousand spans if tables are far apart: so as few steps as possible for each.
-        for name in self._held_by.get(feed, ()):
-            holders, needed = self._holders[name], ddl if name == DDL_SPAN_ID else rows
-            if holders[feed] < needed:
-                holders[feed] = needed
+        # Only noted: each changefeed calls this each second, for up to a thousand spans, and hardly anything
+        # reads the starts of single spans (`_starts_of`).
+        before = self._raised.get(feed, (0, 0))
+        self._raised[feed] = max(rows, before[0]), max(ddl, before[1])
         for name, refused in list(self._refused.items()):
-            if min(self._holders[name].values()) > refused.start_ts:
+            if min(self._starts_of(name).values()) > refused.start_ts:
                 self._begin_again(name)  # no feed needs the refused part any more
+
+    def _starts_of(self, name: str) -> dict[Holder, int]:
+        """The ts from which each holder needs a span; the caller may change it. Empty: nobody holds the span.
+
+        Every reader of these ts must call this, and every writer before it sets one.
+        """
+        for feed, (rows, ddl) in self._raised.items():
+            for held in self._held_by.get(feed, ()):
+                holders, needed = self._holders[held], ddl if held == DDL_SPAN_ID else rows
+                holders[feed] = max(needed, holders[feed])
+        # All of them, so that a lower start that is set afterwards is not raised to what was needed before.
+        self._raised.clear()
+        return self._holders.get(name, {})
 
     def drop_below(self, limits: Mapping[Holder, tuple[int, int]]) -> None:
         """Drop segments that no holder needs. `limits`: the ts of rows and DDL that each has finished.
@@ -283,7 +299,7 @@ class SpanRegistry:
         received = ts_of(floors, order)
         # A span without a floor has received nothing yet, and is registered from where the holder wants it.
         for place in np.flatnonzero(received == 0).tolist():
-            received[place] = self._holders[order.names[place]][feed]
+            received[place] = self._starts_of(order.names[place])[feed]
         return int(received.min()) if len(order) else MAX
 
     def have_begun(self, feed: FeedId, floors: Mapping[str, int]) -> bool:
@@ -313,7 +329,7 @@ class SpanRegistry:
         return gone
 
     def _watch(self, name: str, span: Span) -> None:
-        holders = self._holders[name]
+        holders = self._starts_of(name)
         # The new Watch is answered on its own, by another refusal or by none.
         self._refused.pop(name, None)
         self._send(Watch(span, min(holders.values()), self._guarded(name)))
