@@ -6,18 +6,16 @@ from collections import Counter
 
 import pytest
 
-from tidegate.pipeline.exchange.pace import (
-    FEW,
-    FULL_BYTES,
-    GAP_SHARE,
-    LATELY_S,
-    PAUSE_MAX_S,
-    Pace,
-    pause_s,
-)
+from tidegate.pipeline.exchange import pace as pace_module
+from tidegate.pipeline.exchange.pace import FULL_BYTES, GAP_SHARE, LATELY_S, PAUSE_MAX_S, Pace, pause_s
 
 GLANCE_S = 0.01
 SMALL = 50_000
+
+
+@pytest.fixture(autouse=True)
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace_module, "CORES", 2)
 
 
 def begun(count: int, seconds: float, size: int = SMALL) -> list[tuple[float, int]]:
@@ -32,7 +30,7 @@ def begun(count: int, seconds: float, size: int = SMALL) -> list[tuple[float, in
     return found
 
 
-@pytest.mark.parametrize("count", range(1, FEW + 1))
+@pytest.mark.parametrize("count", range(1, 5))
 def test_a_few_changefeeds_wait_for_nothing(count: int) -> None:
     assert pause_s(count) == 0
     assert len(begun(count, 1.0)) == round(count / GLANCE_S)
@@ -49,9 +47,14 @@ def test_many_begin_a_bounded_number_of_pieces_and_none_is_left_out(count: int) 
     assert pause_s(count) <= PAUSE_MAX_S < LATELY_S, "else those that wait would not count as active"
 
 
-def test_twelve_changefeeds_pause_half_a_second_and_many_one_second() -> None:
-    assert pause_s(12) == 0.5
-    assert pause_s(20) == pause_s(1000) == PAUSE_MAX_S
+def test_twenty_changefeeds_pause_half_a_second_and_many_one_second() -> None:
+    assert pause_s(20) == 0.5
+    assert pause_s(1000) == PAUSE_MAX_S
+
+
+def test_more_cores_take_more_changefeeds_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace_module, "CORES", 8)
+    assert [pause_s(active) for active in (16, 20, 80)] == [0.0, 1 / 32, 0.5]
 
 
 def test_changefeeds_that_have_no_rows_any_more_slow_nobody_down() -> None:

@@ -3,10 +3,10 @@
     rows --> [the pause after its last wake-up] --> bound --> [the gap after its last piece] --> a piece
 
 Each piece of work costs much apart from its rows: a wake-up of owner and processor, a bounds file, a
-transaction with its markers at the sink, a report, and a Resolved with another transaction. So up to FEW
-changefeeds with rows move on at once. If there are more, each has a pause, and it grows with their number:
-half a second with 12. From 20 on it is PAUSE_MAX_S, which bounds the lag that this adds. A changefeed whose
-rows begin waits for no pause.
+transaction with its markers at the sink, a report, and a Resolved with another transaction. So up to
+FEW_A_CORE changefeeds with rows for each core move on at once. If there are more, each has a pause, and it
+grows with their number: on 2 cores it is half a second with 20, and from 36 on it is PAUSE_MAX_S, which
+bounds the lag that this adds. A changefeed whose rows begin waits for no pause.
 
 `server.pulling.pulse` spaces wake-ups, and so the bounds, by `pause_s`. `pipeline.host.placement` spaces
 pieces by `Pace`, because several spans of a changefeed may come to have rows below one bound.
@@ -14,15 +14,22 @@ pieces by `Pace`, because several spans of a changefeed may come to have rows be
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
-FEW: Final = 4
-"""Up to this many changefeeds with rows there is no pause."""
-PAUSE_S: Final = 1 / 16
-"""Each further one makes the pause of all longer by this much. So 12 begin 24 pieces a second together."""
+CORES_MAX: Final = 12
+"""More cores count as this many: all wake-ups are the work of one thread of the control process."""
+CORES: Final = min(CORES_MAX, os.cpu_count() or 1)
+"""The cores of the capture's machine. Its control process and its application must take the same number, so
+that gaps are shorter than pauses. So the cores of a cluster do not count.
+"""
+FEW_A_CORE: Final = 2
+"""Up to this many changefeeds with rows for each core there is no pause."""
+PIECES_A_CORE: Final = 16
+"""About how many pieces begin in a second for each core, if many changefeeds have rows."""
 PAUSE_MAX_S: Final = 1.0
 """The longest pause."""
 LATELY_S: Final = 2.0
@@ -37,7 +44,7 @@ FULL_BYTES: Final = 1 << 20
 
 def pause_s(active: int) -> float:
     """The pause of one of so many changefeeds with rows, in seconds."""
-    return min(PAUSE_MAX_S, max(0, active - FEW) * PAUSE_S)
+    return min(PAUSE_MAX_S, max(0, active - FEW_A_CORE * CORES) / (PIECES_A_CORE * CORES))
 
 
 class Pace(Generic[Key]):
