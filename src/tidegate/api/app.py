@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidegate.api import captures, changefeeds, forward, messages, operations, readers, status
+from tidegate.api import captures, changefeeds, forward, key_loads, messages, operations, readers, status
 from tidegate.api.status import starting_capture_of
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
@@ -53,6 +53,7 @@ ROUTES: Final = [
     Route("/processors", captures.processors, methods=["GET"]),
     Route("/processors/{name}/{capture}", captures.processor, methods=["GET"]),
     Route("/messages", messages.take, methods=["POST"]),
+    Route("/key_loads", key_loads.show, methods=["GET"]),
     Route("/readers", readers.create, methods=["POST"]),
     Route("/readers/columns", readers.columns, methods=["POST"]),
     Route("/readers/changes", readers.changes, methods=["GET"]),

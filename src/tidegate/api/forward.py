@@ -20,7 +20,10 @@ PASSED_ON: Final = "x-tidegate-passed-on"
 KEPT: Final = ("authorization", "content-type", "accept")
 """Headers of a request that are forwarded to the owner."""
 ANSWER_S: Final = 60.0
-OWN: Final = ("/status", "/api/v2/status", "/api/v2/health", "/api/v2/log", "/api/v2/messages", "/metrics")
+OWN: Final = (
+    *("/status", "/api/v2/status", "/api/v2/health", "/api/v2/log", "/metrics"),
+    *("/api/v2/messages", "/api/v2/key_loads"),
+)
 """Paths that each capture answers itself."""
 
 

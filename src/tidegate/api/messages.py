@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from tidegate.api.status import starting_capture_of
 from tidegate.errors import InvalidInput, Retryable, TidegateError
+from tidegate.server.capture import Capture
 from tidegate.server.captures.message_client import CLUSTER, SENDER
 
 MESSAGES_MAX: Final = 8192
@@ -26,6 +27,24 @@ async def take(request: Request) -> Response:
 
     Body: a list of messages (`control.messages`), 8192 at most. Headers name the cluster and the sender.
     Answer: `{}`.
+    """
+    capture = capture_for_others(request)
+    sender = request.headers.get(SENDER, "")[:64]
+    unread = ""
+    for message in _messages(await request.body()):
+        try:
+            capture.node.router.deliver(sender, json.dumps(message, separators=(",", ":")).encode())
+        except (ValueError, TypeError, RecursionError, TidegateError) as error:
+            unread = unread or str(error)[:200]  # one bad message must not stop the others
+    if unread:
+        fix = "run the same version of Tidegate on all captures, or upgrade those that are left"
+        raise InvalidInput("this is not a message of a capture", where=f"from {sender}", why=unread, fix=fix)
+    return JSONResponse({})
+
+
+def capture_for_others(request: Request) -> Capture:
+    """This capture, for a request of another one. Raises Retryable if it takes none now, and InvalidInput if
+    the other one is of another cluster.
     """
     capture = starting_capture_of(request)
     if capture.session.membership is None or not capture.takes_messages:
@@ -43,17 +62,7 @@ async def take(request: Request) -> Response:
             why=f"it is {capture.cluster} here, and {request.headers.get(CLUSTER, '')[:32]} there",
             fix="give captures of different clusters different addresses, or an etcd each",
         )
-    sender = request.headers.get(SENDER, "")[:64]
-    unread = ""
-    for message in _messages(await request.body()):
-        try:
-            capture.node.router.deliver(sender, json.dumps(message, separators=(",", ":")).encode())
-        except (ValueError, TypeError, RecursionError, TidegateError) as error:
-            unread = unread or str(error)[:200]  # one bad message must not stop the others
-    if unread:
-        fix = "run the same version of Tidegate on all captures, or upgrade those that are left"
-        raise InvalidInput("this is not a message of a capture", where=f"from {sender}", why=unread, fix=fix)
-    return JSONResponse({})
+    return capture
 
 
 def _messages(body: bytes) -> list[Any]:

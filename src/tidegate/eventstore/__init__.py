@@ -4,5 +4,6 @@ Reading order: `order` (what sorted means), `segment` (one immutable sorted file
 each table's rows are), `records` (a file that grows by appending), `manifest` (which segments a span has, and
 up to which ts it is complete), `floors` (that ts for all spans, on one page), `span_files` (one span's files,
 with `merging` and `recovery`), `span_store` (append, seal, drop: one span, with `waiting`), `store` (all
-spans: the writing edge), `reader` (blocks between two timestamps). `kernels` is the compiled form of `order`.
+spans: the writing edge), `reader` (blocks between two timestamps), `key_loads` (which keys have
+changed lately). `kernels` is the compiled form of `order`.
 """

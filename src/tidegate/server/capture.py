@@ -47,6 +47,7 @@ from tidegate.model.reports import (
 from tidegate.server.captures.candidacy import Candidacy
 from tidegate.server.captures.capture_process import CaptureProcess
 from tidegate.server.captures.data_folder import check_mode
+from tidegate.server.captures.key_loads_client import KeyLoadsClient
 from tidegate.server.captures.lifetime import Lifetime
 from tidegate.server.captures.message_client import MessageClient
 from tidegate.server.captures.recorder import Recorder, follow_nothing
@@ -287,9 +288,9 @@ class Capture:
         # Before the processors start, because they ask it whether this capture may work.
         node.over, node.ids, node.others = candidacy.over, candidacy.ids, candidacy.others
         address_of = lambda to: node.others().get(to, "")  # noqa: E731
-        processor_registry.start(
-            MessageClient(node.capture, self.cluster, address_of, options.token, options.api_tls)
-        )
+        token, tls, store = options.token, options.api_tls, node.captured(TABLE_MODE).store
+        node.key_loads = KeyLoadsClient(node.capture, self.cluster, store, address_of, token, tls).ask
+        processor_registry.start(MessageClient(node.capture, self.cluster, address_of, token, tls))
         processor_registry.stand_by()
         node.application.warm()
         # Only now, because the answers to messages need the client.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ from tidegate.control.metadata import (
 from tidegate.disk import Ballast
 from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.eventstore import store_view
+from tidegate.eventstore.key_loads import KeyLoads
 from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
@@ -52,6 +53,11 @@ KEYS_MAX: Final = 128
 """The most keys that etcd compares or writes in one transaction (`--max-txn-ops`)."""
 WRITE_MAX: Final = 1 << 20
 """The most bytes in one write to an etcd."""
+
+
+async def nothing_known(capture: str, span_id: str) -> KeyLoads:
+    """The keys that have changed, of a capture that asks no other one."""
+    return KeyLoads()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,8 @@ class Node:
     """The captures, by name, that get no ranges while there are others."""
     ids: Callable[[], Mapping[str, str]] = dict
     """The ids of the captures that have a session, by name; an id belongs to a process."""
+    key_loads: Callable[[str, str], Awaitable[KeyLoads]] = nothing_known
+    """Asks a capture, by name, which keys of a span (its id) have changed lately."""
     leaving: bool = False
     """Whether this capture is ending; others then continue their work until the next owner sends messages."""
     steps_down: bool = False
