@@ -34,6 +34,9 @@ def test_what_several_writers_of_a_table_cost_is_said(cuts: int) -> None:
         assert "cut at 3 keys" in line
         assert "those of two rows may not" in line
         assert "by several captures now: s.t (2)" in _described(feed)
+        assert "chosen" not in _described(feed), "an earlier server does not say it"
+        own["cuts_chosen"] = {"at": "2026-11-29 23:00:00+00:00", "why": "s.t had 8.0 MiB/s"}
+        assert "chosen 2026-11-29 23:00:00+00:00: s.t had 8.0 MiB/s" in _described(feed)
 
 
 def test_what_the_sink_gives_up_is_said() -> None:
@@ -254,6 +257,9 @@ def test_a_span_that_is_too_hot_is_a_warning_with_the_settings_that_cut_it() -> 
     assert "tidegate changefeed update" in lines[at]
     assert "enable-table-across-nodes = true" in lines[at]
     assert lines[at + 1].strip() == "and 2 more"
+    by_itself = {"spans": [one | {"by_itself": "it is cut by itself soon"}], "more": 0}
+    (line,) = changefeed_moves.hot_spans(by_itself)
+    assert line.endswith("no move helps; it is cut by itself soon")
     for moves in (0, 1):
         text = changefeed_moves.described(proposal(moves, hot_spans=hot))
         assert "warning: shop.orders: 8.0 MiB/s" in text

@@ -85,6 +85,7 @@ def change_rules_and_spans_ahead_of_the_checkpoint(
     settings.write_text(wider + "[tidegate]\nids-per-stripe = 64\n" + PIECES)
     cluster.changefeed("update", "filtered", "--no-confirm", "--config", settings)
     assert cluster.feed("filtered")["config"]["tidegate"]["table_cuts"] == [cut.hex()]
+    assert cluster.feed("filtered")["tidegate"]["cuts_chosen"]["why"] == "an update"
     held.commit([key], pd.tso(), Backoff())
     cluster.changefeed("resume", "filtered")
     shop.put("tmp_x", {4: (4, 4)})

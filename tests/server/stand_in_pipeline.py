@@ -187,6 +187,9 @@ def main(out: Path, spec_path: Path) -> None:
     for line in mine:
         for name, ts in line.get("progress", {}).items():
             done[name] = max(ts, done.get(name, 0))
+    # As `pipeline.exchange.ahead` does it for other cuts: what was sent ahead of the checkpoint is left out.
+    is_cut = bool(feed.config.tidegate.table_cuts)
+    sent = {(line["row"], line["key"]) for line in lines_of(path) if "row" in line} if is_cut else set()
     beats = Beats(feed.beats_dir)
     control.send(Started(done))
     while True:
@@ -215,6 +218,7 @@ def main(out: Path, spec_path: Path) -> None:
                 rows += [
                     {"row": ts, "key": key.hex(), "table": table, "by": by}
                     for ts, key in zip(stamps, keys, strict=True)
+                    if (ts, key.hex()) not in sent
                     if (table := table_of(known, key, ts, feed)) is not None
                 ]
             moved[name] = upto

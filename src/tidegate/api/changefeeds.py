@@ -111,9 +111,11 @@ async def show(request: Request) -> Response:
         `checkpoint_lag_ms` as in the list, totals, spans, what it waits for, tables that are left out, the
         initial load, partitions; `gives_up`, what a reader of the sink must not rely on, in words;
         `table_cuts`, the number of places at which tables are cut into pieces that have writers of their own,
+        `cuts_chosen` with when (`at`) and `why` they were last chosen,
         `cut_tables` with the `cost` of that in words, and the `tables` that several captures deliver now;
         `hot_spans` with `spans`, those that alone are more than 1.2 times the mean load of a capture, the
-        first five, each with `load`, `times_mean`, the number of `tables`, `first_tables`, and `remedy`, the
+        first five, each with `load`, `times_mean`, the number of `tables`, `first_tables`, `by_itself`, what
+        the owner does about it in words (empty: it may cut no tables), and `remedy`, the
         settings that cut it; and `more`, the number of the others;
         `captures`, its ranges of keys with capture, progress, load, `state` (`running`, `held`, `not
         running`), `reason` and `why`, the reason in words; and `ranges`, which has `total`, the number of

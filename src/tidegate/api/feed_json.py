@@ -17,7 +17,7 @@ from tidegate import __version__
 from tidegate.api.moves_json import hot_json
 from tidegate.api.status import capture_of
 from tidegate.control.changefeed import State
-from tidegate.control.metadata import FeedError
+from tidegate.control.metadata import FeedError, FeedInfo
 from tidegate.control.range_reasons import Delivery, Group, grouped
 from tidegate.model.span import span_id
 from tidegate.model.timestamp import physical_ms
@@ -209,6 +209,7 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "puller": processor.openings.pulled if processor is not None else {"rows": 0, "bytes": 0},
         "initial_load": shown_load(feed),
         "table_cuts": len(record.config.tidegate.table_cuts),
+        "cuts_chosen": cuts_chosen_json(record.info),
         "cut_tables": cut_tables_json(feed, ranges),
         "hot_spans": hot_json(hot_spans(feed)),
         "gives_up": list(record.plan.sink.describe().gives_up),
@@ -275,6 +276,14 @@ def _a_table(feed: Feed, group: Group) -> str:
     there = (task.physical_id for task in tasks if task.span.intersect(span) is not None)
     names = map(feed.replication.ddl.name_of, islice(there, NAMES_TRIED))
     return next(filter(None, names), "") if group.example.capture else ""
+
+
+def cuts_chosen_json(info: FeedInfo) -> dict[str, str] | None:
+    """When and why the places of cuts were last chosen; None: that is not known."""
+    if not info.cuts_at_ms:
+        return None
+    at = datetime.fromtimestamp(info.cuts_at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+    return {"at": at, "why": info.cuts_why}
 
 
 def cut_tables_json(feed: Feed, ranges: Sequence[ShownRange]) -> dict[str, Any] | None:

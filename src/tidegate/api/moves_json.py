@@ -47,6 +47,7 @@ def hot_json(found: HotSpans) -> dict[str, Any]:
             "tables": one.tables,
             "first_tables": _tables(one.first),
             "remedy": one.remedy,
+            "by_itself": one.by_itself,
         }
         for one in found.spans
     ]

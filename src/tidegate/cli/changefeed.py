@@ -398,7 +398,7 @@ def _described(feed: dict[str, Any]) -> str:
     if ranges := own.get("ranges"):
         rows["ranges"] = changefeed_ranges.summary(ranges)
     if cuts := own.get("table_cuts"):
-        rows["in pieces"] = changefeed_ranges.cut_tables(cuts, own.get("cut_tables"))
+        rows["in pieces"] = changefeed_ranges.cut_tables(cuts, own.get("cut_tables"), own.get("cuts_chosen"))
     if hot := changefeed_moves.hot_spans(own.get("hot_spans")):
         rows["too hot"] = "\n             ".join(hot)
     if limits := own.get("gives_up"):

@@ -30,7 +30,11 @@ def hot_spans(found: dict[str, Any] | None) -> list[str]:
         return []
     lines = [
         f"{tables_of(one)}: {size(one['load'])}/s, {one['times_mean']:.1f} times the mean of a capture; "
-        f"no move helps, but `tidegate changefeed update` while it is paused does: {one['remedy']}"
+        + (
+            f"no move helps; {one['by_itself']}"
+            if one.get("by_itself")
+            else f"no move helps, but `tidegate changefeed update` while it is paused does: {one['remedy']}"
+        )
         for one in found["spans"]
     ]
     return lines + ([f"and {found['more']:,} more"] if found["more"] else [])

@@ -41,15 +41,18 @@ def _of_capture(ranges: Sequence[dict[str, Any]]) -> str:
     return f"{counted(tables, 'table')}{several}, checkpoint {checkpoint}{state}"
 
 
-def cut_tables(cuts: int, found: dict[str, Any] | None) -> str:
-    """The cost of tables with several writers, and which of them several captures deliver now."""
+def cut_tables(cuts: int, found: dict[str, Any] | None, chosen: dict[str, str] | None = None) -> str:
+    """The cost of tables with several writers, and which of them several captures deliver now. `chosen`: when
+    and why the cuts were.
+    """
     head = f"tables are cut at {cuts:,} keys, and each piece has its own writer"
     if not found:  # a server of an earlier version, or a reader, does not say more
         return head
     names = [f"{one['table']} ({one['captures']})" for one in found["tables"]]
     more = f" and {found['more']:,} more" if found["more"] else ""
     among = f"\n             by several captures now: {', '.join(names)}{more}" if names else ""
-    return f"{head}: {found['cost']}{among}"
+    since = f"\n             chosen {chosen['at']}: {chosen['why']}" if chosen else ""
+    return f"{head}: {found['cost']}{among}{since}"
 
 
 def reasons(found: dict[str, Any], width: int = 0) -> str:

@@ -248,7 +248,7 @@ class SchedulerConfig:
     """
 
     enable_table_across_nodes: bool = False
-    """Large tables are cut into pieces."""
+    """Large tables may be cut into pieces; with several captures hot ones are, too."""
     region_threshold: int = setting(100_000, unit="regions")
     """A table of more regions is cut into pieces."""
     region_count_per_span: int = setting(100, unit="regions")
@@ -272,7 +272,10 @@ class TidegateConfig:
     chosen when the changefeed is created, 1 up to 100 tables (docs/stripes.md)."""
     table_cuts: tuple[str, ...] = ()
     """Record keys in hex, ascending, at which one piece of a table ends and the next begins. Left out: chosen
-    by `[scheduler]` when the changefeed is created, or when that is changed."""
+    by `[scheduler]` when the changefeed is created, or when that is changed; and by load."""
+    cut_hot_tables: bool = True
+    """With `enable-table-across-nodes`: a table that is too hot for one of several captures is cut while the
+    changefeed runs (docs/stripes.md)."""
     retention: float = setting(0.0, "duration")
     """How long delivered segments are kept for replay."""
     resolved_interval: float = setting(0.1, "duration")

@@ -236,6 +236,10 @@ class FeedInfo:
     partitions: int = 0
     """The number of partitions after the last such change. 0: it never changed; `partition-num` or the topic
     has the number."""
+    cuts_at_ms: int = 0
+    """When the places of cuts in tables were last chosen, by upstream's time. 0: not known, or never."""
+    cuts_why: str = ""
+    """Why they were, in words."""
 
     @property
     def settings(self) -> str:
@@ -267,6 +271,8 @@ class FeedInfo:
                 ended_ms=int(body.get("ended_ms", 0)),
                 repartition=int(body.get("repartition", 0)),
                 partitions=int(body.get("partitions", 0)),
+                cuts_at_ms=int(body.get("cuts_at_ms", 0)),
+                cuts_why=str(body.get("cuts_why", "")),
             )
         except (KeyError, TypeError, ValueError) as problem:
             raise InvalidInput(

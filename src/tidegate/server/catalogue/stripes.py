@@ -6,9 +6,9 @@
 
 A stripe's edges are multiples of its width in table ids, so they follow from an id alone. Nothing about them
 is stored, feeds of the same width have the same stripes, and DDL changes which tables of a stripe are wanted
-but never the stripe. Cuts do not follow from ids: they are chosen once (`server.catalogue.table_cuts`) and
-stored in the feed's settings. Which tables are wanted at a commit ts follows from the feed's rules and the
-schema history. Planners get the answer as a number (`SpanTask.wanted`); decoders of rows look it up
+but never the stripe. Cuts do not follow from ids: they are chosen (`server.catalogue.table_cuts`, `hot_cuts`)
+and stored in the feed's settings. Which tables are wanted at a commit ts follows from the feed's rules and
+the schema history. Planners get the answer as a number (`SpanTask.wanted`); decoders of rows look it up
 (`mounter.decode`).
 """
 

@@ -6,7 +6,8 @@
 
 Source: TiCDC's splitters by region count (tiflow `cdc/scheduler/internal/v3/keyspan`, ticdc
 `maintainer/split`). As there, a table is cut at the edges of regions into pieces with equally many regions.
-Unlike there, the cuts are chosen when the changefeed is created or these settings change, and then stay.
+Unlike there, the cuts are chosen when the changefeed is created or these settings change, and then stay,
+except that a hot table is cut by its load (`hot_cuts`).
 """
 
 from __future__ import annotations

@@ -226,6 +226,8 @@ class FeedCreation:
             create_time_ms=node.clock.now_ms(),
             state=str(State.NORMAL),
             instance=instance,
+            cuts_at_ms=node.now_ms() if (is_cut := bool(new.config.tidegate.table_cuts)) else 0,
+            cuts_why="its creation" if is_cut else "",
         )
         key = feed_key(node.cluster, new.feed, "info")
         status = Put(feed_key(node.cluster, new.feed, "status"), FeedStatus(start_ts).to_bytes())

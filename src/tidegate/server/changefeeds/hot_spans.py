@@ -1,7 +1,8 @@
 """The spans of a changefeed that alone are more than a capture's fair share of its load, and what helps.
 
 One capture has a span as a whole, so no division among captures makes the load even while there is such a
-span. Only other cuts do, and a changefeed gets those from its configuration, never by itself.
+span. Only other cuts do. A changefeed gets those by itself if its configuration allows it (`recuts`),
+otherwise from its configuration.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final
 
+from tidegate.config.settings import ReplicaConfig
 from tidegate.control.barrier import SpanTask
 from tidegate.server.catalogue.stripes import ids_of
 from tidegate.server.changefeeds.planned_moves import NamedTable, named_tables
@@ -32,6 +34,9 @@ OF_A_STRIPE: Final = (
     "[scheduler] enable-table-across-nodes = true, and a region-threshold and a region-count-per-span below "
     "its number of regions"
 )
+BY_ITSELF: Final = (
+    "it is cut by itself if it stays hot for a minute, and 10 minutes after the last cuts at the earliest"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class HotSpan:
     """The first of them in the order of keys."""
     remedy: str
     """The setting that cuts it, for `tidegate changefeed update`."""
+    by_itself: str = ""
+    """The owner's plan for it, or why it has none; empty: it may cut no tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +65,57 @@ class HotSpans:
     """The number of those that are not in `spans`."""
 
 
-def hot_spans(feed: Feed) -> HotSpans:
+@dataclass(frozen=True, slots=True)
+class Hottest:
+    """The hot spans of a changefeed in key order, each with its load in bytes per second."""
+
+    spans: Sequence[tuple[SpanTask, float]] = ()
+    mean: float = 0.0
+    """The mean load of a capture."""
+
+
+def hottest(feed: Feed) -> Hottest:
     """The hot spans of a changefeed now. None without several captures, or without load to speak of."""
     shares = feed.replication.shares
     sharing = shares.sharing
     captures = len(sharing.captures.able())
     if captures < 2 or sharing.stays or not shares.may_be_shared:
-        return HotSpans()
+        return Hottest()
     pieces, in_bytes = sharing.spans.pieces
     if not in_bytes:
-        return HotSpans()
+        return Hottest()
     mean = sum(piece.weight for piece in pieces) / captures
-    hot = [
-        (piece.weight, task)
-        for piece, task in zip(pieces, sharing.spans.in_order, strict=True)
-        if piece.weight > HOT * mean
-    ]
-    shown = nlargest(SPANS_NAMED, hot, key=lambda one: one[0])
-    return HotSpans([_named(feed, task, load, load / mean) for load, task in shown], len(hot) - len(shown))
+    both = zip(pieces, sharing.spans.in_order, strict=True)
+    return Hottest([(task, piece.weight) for piece, task in both if piece.weight > HOT * mean], mean)
+
+
+def hot_spans(feed: Feed) -> HotSpans:
+    """The same for people: the hottest first, with the names of their tables, and what helps."""
+    found = hottest(feed)
+    shown = nlargest(SPANS_NAMED, found.spans, key=lambda one: one[1])
+    named = [_named(feed, task, load, load / found.mean) for task, load in shown]
+    return HotSpans(named, len(found.spans) - len(named))
+
+
+def cuts_itself(config: ReplicaConfig) -> bool:
+    """Whether the owner may cut hot tables of a changefeed."""
+    return config.has_tables and config.scheduler.enable_table_across_nodes and config.tidegate.cut_hot_tables
+
+
+def summary(feed: Feed, spans: Sequence[tuple[SpanTask, float]], mean: float) -> str:
+    """Why spans are cut, in words: the hottest one, and the number of the others."""
+    task, load = max(spans, key=lambda one: one[1])
+    (table, *_) = named_tables(feed, task.span, ids_of(task))
+    others = f", and {len(spans) - 1} more spans" if len(spans) > 1 else ""
+    what = table.name if table.is_whole and not task.wanted else f"a span of {table.name}"
+    return f"{what} had {load / (1 << 20):,.1f} MiB/s, {load / mean:.1f} times the mean of a capture{others}"
 
 
 def _named(feed: Feed, task: SpanTask, load: float, times_mean: float) -> HotSpan:
     tables = ids_of(task)
     first = named_tables(feed, task.span, tables)
-    return HotSpan(load, times_mean, len(tables), first, _remedy(task))
+    by_itself = feed.hot_watch.words.get(task.id, BY_ITSELF) if cuts_itself(feed.record.config) else ""
+    return HotSpan(load, times_mean, len(tables), first, _remedy(task), by_itself)
 
 
 def _remedy(task: SpanTask) -> str:

@@ -38,6 +38,7 @@ from tidegate.server.changefeeds.housekeeping import Housekeeping
 from tidegate.server.changefeeds.new_feed import NewFeed
 from tidegate.server.changefeeds.placement import Placement
 from tidegate.server.changefeeds.range_figures import figures_of
+from tidegate.server.changefeeds.recuts import Recuts
 from tidegate.server.changefeeds.removal import fenced_for_good
 from tidegate.server.changefeeds.repartition import check_repartition
 from tidegate.server.changefeeds.unreadable import UnreadableFeed
@@ -67,6 +68,7 @@ class Reactor:
         self.updates = FeedUpdates(node, self.feeds, self.history, self.creation)
         self.placement = Placement(node, self.feeds)
         self.housekeeping = Housekeeping(node, self.feeds, self.history, self.placement, self.creation)
+        self.recuts = Recuts(node, self.feeds)
         self.clock_watch = self.housekeeping.clock_watch
         node.upstream_ms = self.clock_watch.now_ms
         self._tasks: list[asyncio.Task[None]] = []
@@ -98,6 +100,7 @@ class Reactor:
         self._tasks = [
             asyncio.create_task(self.housekeeping.run(), name="housekeeping"),
             asyncio.create_task(self.clock_watch.run(), name="clock watch"),
+            asyncio.create_task(self.recuts.run(), name="cuts of hot tables"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_end)

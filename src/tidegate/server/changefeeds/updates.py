@@ -173,6 +173,8 @@ class FeedUpdates:
         moved = await self._is_elsewhere(found, new)
         if not moved:
             check_update(info, record.config, new.config)
+        if new.config.tidegate.table_cuts != record.config.tidegate.table_cuts:
+            info = replace(info, cuts_at_ms=self.node.now_ms(), cuts_why="an update")
         await found.update(
             replace(
                 # A new place has partitions of its own, whose number nobody has changed yet.

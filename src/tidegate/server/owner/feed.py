@@ -12,10 +12,12 @@ the number of partitions, is asked of that part. This class makes no decisions i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from tidegate.control.changefeed import Command, State
 from tidegate.control.metadata import FeedId, FeedInfo, FeedStatus
 from tidegate.model.timestamp import physical_ms
+from tidegate.server.catalogue.hot_cuts import HotWatch
 from tidegate.server.delivery.initial_load import words_of_load
 from tidegate.server.node import Node
 from tidegate.server.owner.life import FeedLife
@@ -40,6 +42,8 @@ class Feed:
         self.record = FeedRecord(node, feed, info, status)
         self.replication = Replication(node, self.record)
         self._life = FeedLife(node, self.record, self.replication)
+        self.hot_watch = HotWatch()
+        """Its spans that are too hot for one capture (`changefeeds.recuts`)."""
 
     def start(self) -> None:
         """Run the feed, unless its life has ended, it runs already, or another capture is the owner."""
@@ -58,6 +62,20 @@ class Feed:
         await self.stop()
         self.replication.check_ended()
         await self.record.update(info)
+
+    async def recut(self, changed: Callable[[FeedInfo], FeedInfo]) -> None:
+        """Change the settings of a running feed: it ends, they are stored, and it starts again.
+
+        It starts also if they could not be stored, with the earlier ones. Its stored state does not change.
+        """
+        try:
+            await self.stop()
+            self.replication.check_ended()
+            if self.record.life.runs:  # it may have ended by itself meanwhile
+                # From the info as it is now: a warning may have been stored while it ended.
+                await self.record.update(changed(self.record.info))
+        finally:
+            self.start()
 
     def lag_ms(self, now_ms: int) -> int:
         """PD's time minus the physical time of the checkpoint."""

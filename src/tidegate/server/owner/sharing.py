@@ -121,6 +121,11 @@ class Sharing:
         """Whether a user has moved tables among exactly these captures."""
         return bool(self._kept_for) and self._kept_for == frozenset(able)
 
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether tables are where a user has moved them, or will be."""
+        return bool(self._kept_for) or self._by_hand is not None
+
     def _covers(self, before: Mapping[str, Sequence[Span]], able: Collection[str]) -> bool:
         """Whether able captures together have all wanted keys."""
         given = sorted((span.start, span.end) for name in able for span in before.get(name, ()))

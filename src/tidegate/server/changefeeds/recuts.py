@@ -1,0 +1,164 @@
+"""Cuts the spans of changefeeds that have become too hot for one capture, while the changefeeds run.
+
+    every LOOK_S: hot spans --> samples of their keys --> cuts (`catalogue.hot_cuts`)
+        --> the changefeed ends, its new cuts are stored, it starts again (`Feed.recut`)
+
+One write of the changefeed's info changes the cuts. Before it the old ones hold, after it the new ones, and
+the stored state is that of a running changefeed at each moment. So if this owner dies anywhere, the next one
+continues with either. The next incarnation begins as after an update while it is paused: it leaves out what
+was sent ahead of the checkpoint (docs/stripes.md#a-hot-table-is-cut-by-itself).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from tidegate.config.reading import config_from_json
+from tidegate.config.settings import ReplicaConfig
+from tidegate.control.barrier import SpanTask
+from tidegate.control.changefeed import State
+from tidegate.control.metadata import FeedInfo, Put, feed_key
+from tidegate.errors import TidegateError
+from tidegate.eventstore.key_loads import KeyLoads
+from tidegate.log import event
+from tidegate.model.timestamp import physical_ms
+from tidegate.server.catalogue.hot_cuts import COOL_DOWN_S, LOOK_S, Choice, chosen, kept_cuts, pieces_of
+from tidegate.server.catalogue.stripes import ids_of
+from tidegate.server.changefeeds.feeds import Feeds
+from tidegate.server.changefeeds.hot_spans import Hottest, cuts_itself, hottest, summary
+from tidegate.server.node import Node, check_size
+from tidegate.server.owner.feed import Feed
+from tidegate.server.supervision.jobs import to_its_end
+from tidegate.tidb import memcomparable
+
+LOG: Final = logging.getLogger(__name__)
+
+RECEIVED_S: Final = 60.0
+"""While changes are received later than this, loads are those of the past, and nothing is cut."""
+
+
+class Recuts:
+    """The automatic cuts of all changefeeds of a node while it is the owner. Lives in one asyncio loop."""
+
+    def __init__(self, node: Node, feeds: Feeds) -> None:
+        self.node, self._feeds = node, feeds
+
+    async def run(self) -> None:
+        """Run until cancelled. A changefeed that cannot be cut, even because of a defect, keeps its cuts."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for feed in list(self._feeds.values()):
+                try:
+                    await self._look(feed)
+                except Exception as error:
+                    if not isinstance(error, TidegateError):
+                        LOG.exception("changefeed %s: unexpected error", feed.id)
+                    event(LOG, logging.WARNING, "tables not cut", changefeed=str(feed.id), why=str(error))
+                    feed.hot_watch.done(self.node.clock.monotonic())
+
+    async def _look(self, feed: Feed) -> None:
+        watch, now, config = feed.hot_watch, self.node.clock.monotonic(), feed.record.config
+        hot = hottest(feed) if cuts_itself(config) else Hottest()
+        found = {task.id: (task, load) for task, load in hot.spans}
+        if found and (why := self._why_not(feed)):
+            watch.look(())
+            watch.words = dict.fromkeys(found, f"it is not cut by itself now: {why}")
+            return
+        for name in watch.look(found):
+            watch.sampled(name, await self._sampled(feed, found[name][0]))
+        due = watch.due(now)
+        if not due or self._is_cool(feed):
+            return
+        # Chosen together, so that several hot spans cost one restart.
+        tables = {table for task in _delivered(feed) for table in ids_of(task)}
+        kept, fresh = kept_cuts(config.tidegate.cuts, tables), list[bytes]()
+        for name, first in due.items():
+            task, load = found[name]
+            choice = await self._chosen(feed, task, first, load / hot.mean, [*kept, *fresh])
+            fresh += choice.cuts
+            if why := choice.why_not:
+                watch.words[name] = f"it was not cut by itself: {why}; this is tried again every 10 minutes"
+                event(LOG, logging.INFO, "hot span not cut", changefeed=str(feed.id), span=name, why=why)
+        watch.done(now)
+        if fresh:
+            why = summary(feed, [found[name] for name in due], hot.mean)
+            await self._recut(feed, config, sorted({*kept, *fresh}), why)
+
+    async def _sampled(self, feed: Feed, task: SpanTask) -> KeyLoads:
+        """The keys of a span that have changed; none if its capture does not say them."""
+        try:
+            return await self.node.key_loads(_holder(feed, task), task.id)
+        except TidegateError as error:
+            feed.hot_watch.words[task.id] = f"it is not cut by itself now: {error.what}: {error.why}"
+            return KeyLoads()
+
+    async def _chosen(
+        self, feed: Feed, task: SpanTask, first: KeyLoads, times_mean: float, cuts: Sequence[bytes]
+    ) -> Choice:
+        """The cuts of one span. `cuts`: those that there will be already."""
+        tables, regions = ids_of(task), self.node.pd.regions
+        if (pieces := pieces_of(times_mean, cuts, tables)) < 2:
+            return Choice(why_not="there are as many pieces as there may be")
+        last = await self._sampled(feed, task)
+        regions.clear()  # cached regions may be old
+
+        def near(key: bytes) -> Sequence[bytes]:
+            region = regions.locate(key)
+            edges = [memcomparable.decode_bytes(end)[0] for end in (region.start_key, region.end_key) if end]
+            return [edge for edge in edges if task.span.contains(edge)]
+
+        return await asyncio.to_thread(chosen, first, last, pieces, tables, near)
+
+    def _why_not(self, feed: Feed) -> str:
+        """Why a changefeed's tables cannot be cut now; empty: they can."""
+        record, replication = feed.record, feed.replication
+        sharing = replication.shares.sharing
+        if record.life.state is not State.NORMAL or record.loading or record.info.repartition:
+            return "the changefeed does not run as usual, or its partitions are about to change"
+        if replication.owner is None or replication.waiting_for or replication.shares.reason:
+            return "the changefeed starts, or its keys are divided"
+        if sum(replication.peers[name].ready for name in sharing.captures.able()) < 2:
+            return "there is only one capture that could take a piece"
+        if sharing.is_by_hand:
+            return "tables were moved by hand; `tidegate changefeed rebalance` ends that"
+        if self.node.now_ms() - physical_ms(record.resolved_ts) > RECEIVED_S * 1000:
+            return f"changes are received more than {RECEIVED_S:.0f} s late, so the load is that of the past"
+        return ""
+
+    def _is_cool(self, feed: Feed) -> bool:
+        """Whether cuts were chosen a short while ago, also by an earlier owner or by an update."""
+        return self.node.now_ms() - feed.record.info.cuts_at_ms < COOL_DOWN_S * 1000
+
+    async def _recut(self, feed: Feed, config: ReplicaConfig, cuts: Sequence[bytes], why: str) -> None:
+        """Store the cuts, unless the changefeed is not as it was when they were chosen. `config`: as then."""
+
+        def changed(info: FeedInfo) -> FeedInfo:
+            # The other settings stay as they are stored, possibly by a capture of another version.
+            own = {**info.config["tidegate"], "table_cuts": [cut.hex() for cut in cuts]}
+            after = {**info.config, "tidegate": own}
+            return dataclasses.replace(info, config=after, cuts_at_ms=self.node.now_ms(), cuts_why=why)
+
+        async with self._feeds.in_turn(feed.id) as found:
+            if found is not feed or found.record.config is not config or self._why_not(found):
+                return
+            # Before it ends: afterwards a refusal would have cost a restart for nothing.
+            info = changed(found.record.info)
+            config_from_json(info.config)
+            check_size([Put(feed_key(self.node.cluster, found.id, "info"), info.to_bytes())])
+            event(LOG, logging.INFO, "tables are cut", changefeed=str(found.id), cuts=len(cuts), why=why)
+            # A stop of this capture must not leave it ended and not started.
+            await to_its_end(found.recut(changed))
+
+
+def _delivered(feed: Feed) -> Sequence[SpanTask]:
+    return feed.replication.shares.sharing.spans.in_order
+
+
+def _holder(feed: Feed, task: SpanTask) -> str:
+    """The capture that delivers a span; empty: none does now."""
+    now = feed.replication.shares.sharing.now.items()
+    return next((name for name, ranges in now if any(one.covers(task.span) for one in ranges)), "")
