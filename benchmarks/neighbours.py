@@ -42,7 +42,7 @@ With `--only locked` it measures a table that others read, while a transaction h
 
 With `--stripe` both tables are in one stripe here, too, in different regions of it.
 
-The cases run in turns, in one process, on one upstream, which is a separate process.
+The cases run in turns, in one process, on one upstream, which is a separate process, as the writers are.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ import argparse
 import json
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, assert_never
 
 from benchmarks.growth import Upstream
+from benchmarks.neighbour_writer import writing
 from benchmarks.upstream import TABLE
 
 from tidegate.control.metadata import FeedId
@@ -68,7 +68,7 @@ from tidegate.eventstore.span_store import SpanStore
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import DEFAULT_BUDGET_MS, Backoff
 from tidegate.kvclient.pd import PdClient
-from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
+from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model import timestamp
 from tidegate.model.reports import DropBelow, Remove, SafePoint, Status, ToPuller, Unwatch, Watch
 from tidegate.model.span import Span, span_id
@@ -80,7 +80,6 @@ from tidegate.server.pulling.spans import SpanRegistry
 from tidegate.tidb import keys
 
 LOOK_S: Final = 0.01
-WRITE_S: Final = 0.1
 SPAN: Final = keys.record_span(TABLE)
 OTHER: Final = TABLE + 1
 """The table with readers, while the reader of the first table has stopped."""
@@ -157,29 +156,6 @@ class Capture:
         self.pd.close()
 
 
-@contextmanager
-def writing(pd: PdClient, table: int = TABLE, row_bytes: int = 100) -> Iterator[None]:
-    """Commit to a table during the `with` block."""
-    done = threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not done.wait(WRITE_S):
-            transaction = Transaction(pd)
-            for handle in range(number, number + 20):
-                transaction.put(keys.int_record(table, handle), b"x" * row_bytes)
-            transaction.commit()
-            number += 20
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 def settle(capture: Capture, ts: int) -> None:
     """Wait until the span has reached `ts`, and then for what follows the opening of a span."""
     while capture.span.resolved < ts:
@@ -192,7 +168,7 @@ def measure(upstream: Upstream, folder: Path, seconds: float, *, missing: bool) 
     capture = Capture(upstream.address, folder, missing=missing)
     start = 1
     capture.puller.watch(SPAN, start)
-    with writing(capture.pd):
+    with writing(upstream.address, TABLE):
         settle(capture, capture.pd.tso())
         end = time.monotonic() + seconds
         quiet = capture.lags(lambda: time.monotonic() > end)
@@ -216,11 +192,11 @@ def measure_stopped(upstream: Upstream, folder: Path, seconds: float) -> tuple[l
     def release() -> None:
         capture.span.drop_below(capture.span.resolved)
 
-    with PdClient(upstream.address) as pd, writing(pd, OTHER):
+    with writing(upstream.address, OTHER):
         settle(capture, start)
         end = time.monotonic() + seconds
         roomy = capture.lags(lambda: time.monotonic() > end, release)
-        with writing(capture.pd, TABLE, FAT_BYTES):
+        with writing(upstream.address, TABLE, FAT_BYTES):
             full = time.monotonic() + FULL_S
             while not capture.store.crowded:
                 assert time.monotonic() < full, "the store was not crowded"
@@ -293,11 +269,11 @@ def measure_stopped_in_stripe(
     start = capture.pd.tso()
     capture.puller.watch(keys.ddl_span(), start)
     holders = Holders(capture, stripe, start)
-    with PdClient(upstream.address) as pd, writing(pd, OTHER):
+    with writing(upstream.address, OTHER):
         settle(capture, start)
         end = time.monotonic() + seconds
         roomy = capture.lags(lambda: time.monotonic() > end, holders.look)
-        with PdClient(upstream.address) as fat, writing(fat, TABLE, FAT_BYTES):
+        with writing(upstream.address, TABLE, FAT_BYTES):
             full = time.monotonic() + FULL_S
 
             def released() -> bool:
@@ -354,7 +330,7 @@ def measure_locked(
         end = time.monotonic() + seconds
         return capture.lags(lambda: time.monotonic() > end, drop_read)
 
-    with PdClient(upstream.address) as pd, writing(pd, OTHER):
+    with writing(upstream.address, OTHER):
         settle(capture, start)
         unlocked = lags(min(locked_s, UNLOCKED_S))
         key = keys.int_record(TABLE, 0)
