@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
-from tidegate.control.metadata import FeedId, FeedInfo, FeedStatus, Put
+from tidegate.control.changefeed import State
+from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Put
+from tidegate.errors import Retryable
 from tidegate.server.owner.record import FeedRecord
 
 URI = parse_sink_uri("kafka://h/own?protocol=open-protocol")
@@ -64,3 +69,44 @@ def test_a_slow_write_of_a_checkpoint_ends_before_a_later_one_begins() -> None:
         return etcd.stored
 
     assert asyncio.run(store()) == [10, 20]
+
+
+def test_a_warning_while_settings_are_stored_does_not_undo_them() -> None:
+    """It replaces the whole info, and captures read what is stored: they would follow other pieces of tables
+    than the owner has granted.
+    """
+    stored: list[FeedInfo] = []
+    record = record_over(Etcd())
+    earlier = record.info
+    later = dataclasses.replace(earlier, config={**earlier.config, "case_sensitive": True}, cuts_why="hot")
+
+    async def write(put: Put) -> None:
+        await asyncio.sleep(0)
+        stored.append(FeedInfo.from_bytes(put.value))
+
+    async def both() -> None:
+        record._node.write = write  # type: ignore[method-assign, assignment]
+        update = asyncio.create_task(record.update(later))
+        await asyncio.sleep(0)
+        await record.become(record.life.warned(FeedError("a region has no leader", "CDC:Err", 1, "a")))
+        await update
+
+    asyncio.run(both())
+    assert [one.state for one in stored] == ["normal", "warning"]
+    assert {one.cuts_why for one in stored} == {"hot"}
+    assert record.info == stored[-1]
+    assert record.config.case_sensitive
+    assert record.life.state is State.WARNING
+
+
+def test_settings_that_could_not_be_stored_are_not_in_memory() -> None:
+    record = record_over(Etcd())
+    earlier = record.info
+
+    async def write(put: Put) -> None:
+        raise Retryable("etcd does not answer")
+
+    record._node.write = write  # type: ignore[method-assign, assignment]
+    with pytest.raises(Retryable):
+        asyncio.run(record.update(dataclasses.replace(earlier, cuts_why="hot")))
+    assert record.info is earlier

@@ -104,10 +104,17 @@ class FeedRecord:
 
     async def update(self, info: FeedInfo) -> None:
         """Store other settings durably; the feed must not run."""
-        await self._write_info(info)
-        # After the write, so that memory has no settings that a restart would not find.
-        self.info, self.uri = info, parse_sink_uri(info.sink_uri)
-        self.config = config_from_json(info.config)
+        before, self.info = self.info, info
+        try:
+            await self._write_info(info)
+        except BaseException:
+            # Memory has no settings that a restart would not find. A change meanwhile keeps what it has made.
+            if self.info is info:
+                self.info = before
+            raise
+        # `info` before the write, unlike these: a warning that is stored meanwhile replaces the whole info.
+        # Made from the earlier one, it would undo the new settings, and captures read what is stored.
+        self.uri, self.config = parse_sink_uri(info.sink_uri), config_from_json(info.config)
         self.filter = FeedFilter.of(self.config)
 
     async def store_layout(self, repartition: int, partitions: int) -> None:
