@@ -15,8 +15,8 @@ from tests.server.test_hot_cuts import of_handles
 from tidegate.api.feed_json import cuts_chosen_json
 from tidegate.config.reading import config_from_json, merge_config
 from tidegate.config.settings import SchedulerConfig
-from tidegate.control.changefeed import Life
-from tidegate.control.metadata import FeedInfo, GuardedWrites, Put, WriteResult, feed_key
+from tidegate.control.changefeed import Life, State
+from tidegate.control.metadata import FeedError, FeedInfo, GuardedWrites, Put, WriteResult, feed_key
 from tidegate.errors import Fenced, Retryable
 from tidegate.eventstore.key_loads import KeyLoads
 from tidegate.model.span import Span
@@ -329,6 +329,43 @@ def test_an_update_that_comes_first_is_not_undone(world: World) -> None:
 
     run(scenario)
     assert world.done == []
+
+
+@pytest.mark.parametrize("so", [taken_by_hand, alone, repartitions])
+def test_a_request_that_comes_first_is_not_disturbed(world: World, so: Callable[[World], None]) -> None:
+    """The settings are the same after it, but the changefeed does not run as usual any more."""
+
+    async def scenario() -> None:
+        async with world.feed.turn:
+            for _ in range(LOOKS_HOT - 1):
+                await world.recuts._look(world.feed)
+            look = asyncio.create_task(world.recuts._look(world.feed))
+            while not world.feed.turn._waiters:
+                await asyncio.sleep(0.001)
+            so(world)
+        await look
+
+    run(scenario)
+    assert world.done == []
+
+
+@pytest.mark.parametrize(("state", "is_cut"), [(State.WARNING, True), (State.FAILED, False)])
+def test_what_is_stored_while_it_ends_stays(world: World, state: State, is_cut: bool) -> None:
+    """A changefeed that fails meanwhile is not changed; a warning, or another layout, is not undone."""
+    record, error = world.feed.record, FeedError("a region has no leader", "CDC:ErrRetryable", NOW_MS)
+
+    async def stop(*, forget: bool) -> None:
+        await asyncio.sleep(0)
+        record.life = Life(state, error)
+        record.info = replace(record.info, state=str(state), error=error, partitions=7)
+        world.stored[world.key] = record.info.to_bytes()
+
+    world.feed._life.stop = stop  # type: ignore[method-assign]
+    world.look()
+    found = world.info()
+    assert (found.state, found.error, found.partitions) == (state, error, 7)
+    assert bool(world.cuts()) is is_cut
+    assert world.done == ["write", "start"][not is_cut :]
 
 
 def test_a_defect_in_the_choice_ends_neither_changefeed_nor_owner(
