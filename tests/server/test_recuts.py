@@ -22,7 +22,16 @@ from tidegate.eventstore.key_loads import KeyLoads
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.capture import Capture
-from tidegate.server.catalogue.hot_cuts import COOL_DOWN_S, HELPS, LOOKS_HOT, greatest_share
+from tidegate.server.catalogue.hot_cuts import (
+    COOL_DOWN_MAX_S,
+    COOL_DOWN_S,
+    HELPS,
+    LOOKS_HOT,
+    HotWatch,
+    cool_down_s,
+    greatest_share,
+    in_a_row,
+)
 from tidegate.server.catalogue.stripes import Stripes
 from tidegate.server.changefeeds import recuts
 from tidegate.server.changefeeds.hot_spans import hot_spans
@@ -143,7 +152,7 @@ def test_a_table_that_stays_hot_is_cut_by_one_write_between_two_runs(world: Worl
         "id 20 had 9.0 MiB/s, 1.6 times the mean of a capture",
     )
     same = {**before.config, "tidegate": {**before.config["tidegate"], "table_cuts": [c.hex() for c in cuts]}}
-    assert replace(after, cuts_at_ms=0, cuts_why="", config=same) == replace(before, config=same)
+    assert replace(after, cuts_at_ms=0, cuts_why="", recuts=0, config=same) == replace(before, config=same)
     assert world.feed.record.info == after
     shown = cuts_chosen_json(after)
     assert shown == {"at": "1970-01-01 02:46:40+00:00", "why": after.cuts_why}
@@ -171,6 +180,23 @@ def test_after_a_choice_of_cuts_there_is_none_for_some_time(world: World) -> Non
     record.info = replace(record.info, cuts_at_ms=NOW_MS - round(COOL_DOWN_S * 1000))
     world.look(1)
     assert world.done == ["stop", "write", "start"]
+
+
+def test_each_choice_makes_the_next_one_later(world: World) -> None:
+    """Changes that move through a table pass both samples, and each cut of it costs a restart."""
+    record, times = world.feed.record, []
+    for choices in (0, 1, 4, 30):
+        wait_ms = round(cool_down_s(choices) * 1000)
+        for since_ms, is_cut in ((wait_ms - 1, False), (wait_ms, True)):
+            world.done.clear()
+            world.feed.hot_watch = HotWatch()
+            record.info = replace(record.info, recuts=choices, cuts_at_ms=NOW_MS - since_ms)
+            world.look()
+            assert bool(world.done) is is_cut
+        assert world.info().recuts == choices + 1
+        times.append(wait_ms // 60_000)
+    assert times == [10, 20, 160, 24 * 60]
+    assert [in_a_row(7, since_s) for since_s in (600.0, 3 * COOL_DOWN_MAX_S)] == [8, 1]
 
 
 def test_cuts_of_other_tables_stay_and_those_of_dropped_ones_go(capture: Capture) -> None:

@@ -240,6 +240,8 @@ class FeedInfo:
     """When the places of cuts in tables were last chosen, by upstream's time. 0: not known, or never."""
     cuts_why: str = ""
     """Why they were, in words."""
+    recuts: int = 0
+    """How often in a row they were chosen by load. Each time the next choice is later."""
 
     @property
     def settings(self) -> str:
@@ -273,6 +275,7 @@ class FeedInfo:
                 partitions=int(body.get("partitions", 0)),
                 cuts_at_ms=int(body.get("cuts_at_ms", 0)),
                 cuts_why=str(body.get("cuts_why", "")),
+                recuts=int(body.get("recuts", 0)),
             )
         except (KeyError, TypeError, ValueError) as problem:
             raise InvalidInput(

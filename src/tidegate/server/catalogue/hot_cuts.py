@@ -27,9 +27,11 @@ LOOK_S: Final = 10.0
 LOOKS_HOT: Final = 7
 """A span is cut if it is hot at so many looks in a row: for a minute."""
 COOL_DOWN_S: Final = 600.0
-"""The time from one choice of cuts to the next one by load, and until a span that was not cut is tried
+"""The time from one choice of cuts to the first one by load, and until a span that was not cut is tried
 again.
 """
+COOL_DOWN_MAX_S: Final = 86_400.0
+"""The longest time from one choice by load to the next one. After twice this time they are not in a row."""
 PIECES_PER_MEAN: Final = 2
 """A hot span is cut into pieces of the mean load of a capture divided by this."""
 TABLE_EDGE: Final = 0.25
@@ -147,6 +149,20 @@ def pieces_of(times_mean: float, cuts: Sequence[bytes], tables: Collection[int])
     by_table = Counter(map(_table, cuts))
     room = min(TABLE_CUTS_MAX - len(cuts), PIECES - 1 - max(by_table[table] for table in tables))
     return max(1, min(math.ceil(PIECES_PER_MEAN * times_mean), room + 1))
+
+
+def cool_down_s(recuts: int) -> float:
+    """The time from one choice of cuts to the next one by load. It doubles with each choice in a row.
+
+    Changes that move through a table in some minutes, as those of a queue do, pass both samples. Without this
+    each such cut would cost a restart, every `COOL_DOWN_S`, until the table has `PIECES` cold pieces.
+    """
+    return float(min(COOL_DOWN_MAX_S, COOL_DOWN_S * 2 ** min(max(0, recuts), 20)))
+
+
+def in_a_row(recuts: int, since_s: float) -> int:
+    """The number of choices in a row with one that comes `since_s` after the last."""
+    return recuts + 1 if since_s < 2 * COOL_DOWN_MAX_S else 1
 
 
 @dataclass(slots=True)

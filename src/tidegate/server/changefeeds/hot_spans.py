@@ -35,7 +35,8 @@ OF_A_STRIPE: Final = (
     "its number of regions"
 )
 BY_ITSELF: Final = (
-    "it is cut by itself if it stays hot for a minute, and 10 minutes after the last cuts at the earliest"
+    "it is cut by itself if it stays hot for a minute, and 10 minutes after the last cuts at the earliest; "
+    "later if tables were cut by themselves before"
 )
 
 

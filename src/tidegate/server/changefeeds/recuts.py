@@ -26,7 +26,15 @@ from tidegate.errors import TidegateError
 from tidegate.eventstore.key_loads import KeyLoads
 from tidegate.log import event
 from tidegate.model.timestamp import physical_ms
-from tidegate.server.catalogue.hot_cuts import COOL_DOWN_S, LOOK_S, Choice, chosen, kept_cuts, pieces_of
+from tidegate.server.catalogue.hot_cuts import (
+    LOOK_S,
+    Choice,
+    chosen,
+    cool_down_s,
+    in_a_row,
+    kept_cuts,
+    pieces_of,
+)
 from tidegate.server.catalogue.stripes import ids_of
 from tidegate.server.changefeeds.feeds import Feeds
 from tidegate.server.changefeeds.hot_spans import Hottest, cuts_itself, hottest, summary
@@ -131,7 +139,8 @@ class Recuts:
 
     def _is_cool(self, feed: Feed) -> bool:
         """Whether cuts were chosen a short while ago, also by an earlier owner or by an update."""
-        return self.node.now_ms() - feed.record.info.cuts_at_ms < COOL_DOWN_S * 1000
+        info = feed.record.info
+        return self.node.now_ms() - info.cuts_at_ms < cool_down_s(info.recuts) * 1000
 
     async def _recut(self, feed: Feed, config: ReplicaConfig, cuts: Sequence[bytes], why: str) -> None:
         """Store the cuts, unless the changefeed is not as it was when they were chosen. `config`: as then."""
@@ -140,7 +149,9 @@ class Recuts:
             # The other settings stay as they are stored, possibly by a capture of another version.
             own = {**info.config["tidegate"], "table_cuts": [cut.hex() for cut in cuts]}
             after = {**info.config, "tidegate": own}
-            return dataclasses.replace(info, config=after, cuts_at_ms=self.node.now_ms(), cuts_why=why)
+            now = self.node.now_ms()
+            recuts = in_a_row(info.recuts, (now - info.cuts_at_ms) / 1000)
+            return dataclasses.replace(info, config=after, cuts_at_ms=now, cuts_why=why, recuts=recuts)
 
         async with self._feeds.in_turn(feed.id) as found:
             if found is not feed or found.record.config is not config or self._why_not(found):

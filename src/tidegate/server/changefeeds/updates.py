@@ -174,7 +174,7 @@ class FeedUpdates:
         if not moved:
             check_update(info, record.config, new.config)
         if new.config.tidegate.table_cuts != record.config.tidegate.table_cuts:
-            info = replace(info, cuts_at_ms=self.node.now_ms(), cuts_why="an update")
+            info = replace(info, cuts_at_ms=self.node.now_ms(), cuts_why="an update", recuts=0)
         await found.update(
             replace(
                 # A new place has partitions of its own, whose number nobody has changed yet.
