@@ -867,6 +867,7 @@ def test_a_changefeed_rests_between_small_pieces_while_many_have_rows(
 ) -> None:
     rest_s = 1.0
     monkeypatch.setattr(pace, "pause_s", lambda active: rest_s / pace.GAP_SHARE)
+    monkeypatch.setattr(pace, "FRESH_S", 0.0)
     feed, began = hosted.feed("one"), list[float]()
     feed.bound(MIDDLE)
 

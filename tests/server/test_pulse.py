@@ -18,6 +18,7 @@ from tidegate.eventstore.store import EventStore
 from tidegate.model.block import OP_PUT
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
+from tidegate.pipeline.exchange import pace
 from tidegate.pipeline.exchange.pace import PAUSE_MAX_S, pause_s
 from tidegate.server.pulling import pulse
 from tidegate.server.pulling.pulse import (
@@ -328,6 +329,13 @@ class Crowd:
         return len(self.woken) / seconds
 
 
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses follow the cores."""
+    monkeypatch.setattr(pace, "CORES", 2)
+
+
+@pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("count", [2, 4, 8, 20, 100])
 def test_feeds_with_rows_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path, count: int) -> None:
     crowd = Crowd(tmp_path, count)
@@ -343,6 +351,7 @@ def test_feeds_with_rows_are_woken_a_bounded_number_of_times_a_second(tmp_path: 
     crowd.page.close()
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_a_feed_whose_rows_begin_need_not_wait_for_those_with_a_pause(tmp_path: Path) -> None:
     crowd = Crowd(tmp_path, 40)
     crowd.wakes_a_second(2 * EAGER_S, rows=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -87,7 +86,11 @@ class Pauses:
 
 
 def pausing(entries: Iterator[T], pauses: Pauses) -> Iterator[T]:
-    """The same entries, with a look at `pauses` once in `ENTRIES` of them."""
-    while chunk := tuple(islice(entries, ENTRIES)):
-        yield from chunk
-        pauses.pause()
+    """The same entries, with a look at `pauses` once in `ENTRIES` of them.
+
+    Reads no entry in advance, because those of raw keys have whole values.
+    """
+    for number, entry in enumerate(entries, 1):
+        yield entry
+        if number % ENTRIES == 0:
+            pauses.pause()

@@ -14,16 +14,17 @@ pieces by `Pace`, because several spans of a changefeed may come to have rows be
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
+
+from tidegate.cores import usable
 
 Key = TypeVar("Key", bound=Hashable)
 
 CORES_MAX: Final = 12
 """More cores count as this many: all wake-ups are the work of one thread of the control process."""
-CORES: Final = min(CORES_MAX, os.cpu_count() or 1)
-"""The cores of the capture's machine. Its control process and its application must take the same number, so
+CORES: Final = min(CORES_MAX, usable())
+"""The cores that a capture may use. Its control process and its application must take the same number, so
 that gaps are shorter than pauses. So the cores of a cluster do not count.
 """
 FEW_A_CORE: Final = 2
@@ -38,8 +39,10 @@ GAP_SHARE: Final = 0.8
 """The gap between two pieces, as a share of the pause between two wake-ups. A piece follows its wake-up by
 some milliseconds, more or less. If both were the same, many a piece would wait for the rest of its gap.
 """
-FULL_BYTES: Final = 1 << 20
-"""A piece with this many bytes of entries costs more for its rows than for itself: no gap follows it."""
+FRESH_S: Final = 2.0
+"""A changefeed has no gap for this long after its rows have begun, and its wake-ups have no pause
+(`server.pulling.pulse`, EAGER_S): the parts of one transaction may come to be due one after the other.
+"""
 
 
 def pause_s(active: int) -> float:
@@ -51,10 +54,15 @@ class Pace(Generic[Key]):
     """When the next piece of each changefeed may begin. Asks no clock: `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
-        self._began: dict[Key, float] = {}
-        """When the last piece of each began, of those that had one within LATELY_S."""
+        self._active: dict[Key, tuple[float, float]] = {}
+        """When the rows of each began, and its last piece; of those that had a piece within LATELY_S."""
 
-    def next_at(self, key: Key, size: int, now: float) -> float:
-        """Note that a piece with `size` bytes of entries begins. Returns when the next one may begin."""
-        self._began = {one: at for one, at in self._began.items() if now - at < LATELY_S} | {key: now}
-        return now if size >= FULL_BYTES else now + GAP_SHARE * pause_s(len(self._began))
+    def next_at(self, key: Key, now: float, *, is_cut: bool) -> float:
+        """Note that a piece begins. Returns when the next one may begin. `is_cut`: rows were left for it."""
+        self._active = {one: times for one, times in self._active.items() if now - times[1] < LATELY_S}
+        since = self._active.get(key, (now, now))[0]
+        self._active[key] = since, now
+        # With rows left the piece is as large as pieces are, and costs more for its rows than for itself.
+        if is_cut or now - since < FRESH_S:
+            return now
+        return now + GAP_SHARE * pause_s(len(self._active))

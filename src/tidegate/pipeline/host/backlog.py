@@ -87,6 +87,8 @@ class Backlog:
         """The spans in the bounds file at the last look."""
         self.gathers = False
         """Whether the last look found rows and left them, to wait for more."""
+        self.is_cut = False
+        """Whether more rows are due than the last `take` has taken."""
         self._manifests: dict[str, ManifestReader] = {}
         """Readers of the manifests looked at so far: each reads only what was appended since its last
         read."""
@@ -103,6 +105,7 @@ class Backlog:
         found, sizes, waiting = self.look(budget)
         now = time.monotonic()
         self.gathers = bool(found) and waits(waiting, budget, now - self._taken_at)
+        self.is_cut = waiting > sum(sizes.values())
         if not found or self.gathers:
             return []
         self._taken_at = now
@@ -153,7 +156,8 @@ class Backlog:
             self._begun = {span: ts for span, ts in self._begun.items() if span in bounds.spans}
         sizes = self._sizes(bounds, floors, frontier)
         # Each span gets an equal part. Otherwise a span with a long backlog would keep the others waiting.
-        budget = (at_most or self._spec.config.tidegate.max_batch_bytes) // max(1, len(sizes))
+        # Rounded up, so that a full piece has all of `at_most`.
+        budget = -(-(at_most or self._spec.config.tidegate.max_batch_bytes) // max(1, len(sizes)))
 
         def cut(span: str, since: int, upto: int) -> int:
             return store_view.cut(self._manifest(span), since, upto, budget)

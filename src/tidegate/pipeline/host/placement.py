@@ -162,16 +162,17 @@ class Placement:
         if one.backlog.gathers:
             one.looks_at = time.monotonic() + GATHER_S
         with self._changed:
+            is_given = False
             for ranges, size in shares:
                 words = ranges[0].span + (f" and {len(ranges) - 1} more" if len(ranges) > 1 else "")
                 if not one.over and self._workforce.any_free():
                     self._give(Work(one, Deliver(one.path, tuple(ranges)), WorkKind.DELIVER, words, size))
+                    is_given = True
                 else:  # the free worker has died meanwhile, or the incarnation is over
                     one.backlog.give_back(ranges)
                     one.may_be_due = not one.over
-            if shares:
-                size = sum(each.bytes for each in shares)
-                one.rests_until = self._pace.next_at(key, size, time.monotonic())
+            if is_given:
+                one.rests_until = self._pace.next_at(key, time.monotonic(), is_cut=one.backlog.is_cut)
 
     def _give(self, work: Work) -> None:
         """Give a piece to the free worker that suits it best, with the lease of the slot for its writer."""
