@@ -23,13 +23,15 @@ check: setup ## format, lint, types, imports, spelling; what one of them finds d
 	@$(MAKE) --no-print-directory --keep-going --output-sync --jobs $(CHECKS)
 
 # Types first: they take longest, with one processor.
-CHECKS := types style imports spelling
+CHECKS := types format lint imports spelling
 
 types:
 	@$(PY) -m mypy
 
-style:
+format:
 	@$(PY) -m ruff format --check .
+
+lint:
 	@$(PY) -m ruff check .
 
 imports:

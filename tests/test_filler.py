@@ -38,14 +38,18 @@ class Process:
         self.shutting_down = True
 
 
-def begun(files: Sequence[str], processes: int) -> tuple[FillerScheduling, list[Process]]:
-    """A run of these files, of three tests each, whose first files have been given out."""
+def begun(
+    files: Sequence[str], processes: int, *, ready: Sequence[int] = ()
+) -> tuple[FillerScheduling, list[Process]]:
+    """A run of these files, of three tests each, whose first files have been given out. `ready`: the order in
+    which the processes were.
+    """
     option = SimpleNamespace(loadscopereorder=False)
     config: Any = SimpleNamespace(getvalue=lambda name: [f"{processes}*popen"], option=option)
     scheduling = FillerScheduling(config)
     tests = [f"{file}::test_{number}" for file in files for number in range(3)]
     made = [Process(number, tests) for number in range(processes)]
-    for one in made:
+    for one in [made[number] for number in ready or range(processes)]:
         node: Any = one
         scheduling.add_node(node)
         scheduling.add_node_collection(node, tests)
@@ -86,6 +90,13 @@ def test_the_filler_waits_when_only_others_are_left_and_all_end_at_once() -> Non
     assert scheduling.tests_finished, "xdist lets all processes end then, each with its last test"
     assert not filler.shutting_down
     assert not first.shutting_down
+
+
+def test_a_file_that_only_the_filler_is_left_for_is_run_by_it() -> None:
+    """With fewer files than processes, those that were ready last are ended at once."""
+    _, (*others, filler) = begun(WHOLE[:1], 3, ready=(2, 0, 1))
+    assert all(one.shutting_down for one in others)
+    assert files_of(filler) == [WHOLE[0]]
 
 
 def test_a_single_process_gets_everything() -> None:

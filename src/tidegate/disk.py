@@ -25,7 +25,10 @@ BALLAST_MAX: Final = 64 << 20
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FEEDS_WAIT: Final = "free disk space; changefeeds wait and then continue by themselves"
 CONSUMER_WAITS: Final = "free disk space; the consumer tries again until there is some, and then continues"
-"""The fix in the errors of a full disk: those of a capture, and those of a consumer."""
+CONSUMER_ENDS: Final = "free disk space and start the consumer again; it continues where it was"
+"""The fix in the errors of a full disk: those of a capture, and those of a consumer that finds no space for
+rows on their way, and for anything else.
+"""
 
 
 class DiskFull(Retryable):

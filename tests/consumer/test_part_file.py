@@ -29,7 +29,7 @@ from tidegate.consumer.reading.source import Topic
 from tidegate.consumer.reading.staging import stage
 from tidegate.consumer.running.notices import Notices
 from tidegate.consumer.running.progress import QUIET
-from tidegate.disk import CONSUMER_WAITS, DiskFull
+from tidegate.disk import CONSUMER_ENDS, CONSUMER_WAITS, DiskFull
 from tidegate.errors import Fatal
 from tidegate.model.cells import DELETE, INSERT
 
@@ -67,7 +67,7 @@ def test_a_full_disk_leaves_no_file(tmp_path: Path, rows: int) -> None:
         for _ in range(LIMIT):
             made.add(0, batch_of(rows))
         made.end()
-    assert full.value.fix == CONSUMER_WAITS
+    assert full.value.fix == CONSUMER_ENDS
     with small_files():
         made.close()
         made.close()
@@ -81,7 +81,7 @@ def test_the_end_of_a_file_may_find_the_disk_full(tmp_path: Path) -> None:
         with pytest.raises(DiskFull) as full:
             made.end()
         made.close()
-    assert full.value.fix == CONSUMER_WAITS
+    assert full.value.fix == CONSUMER_ENDS
     assert list(tmp_path.iterdir()) == []
 
 
@@ -172,4 +172,4 @@ def test_a_quarantine_that_finds_the_disk_full_speaks_of_the_consumer(tmp_path: 
         else:
             message = BadMessage(1, b"", bad, "it is bad")
             Notices(topic, file, QUIET).set_aside(Fetched(0, 2, 1, bad=(message,)))
-    assert full.value.fix == CONSUMER_WAITS
+    assert full.value.fix == CONSUMER_ENDS

@@ -50,6 +50,13 @@ def test_pieces_that_grow_by_less_than_an_eighth_share_one_buffer() -> None:
     assert not np.shares_memory(buffers.take(112_501), first)
 
 
+def test_a_buffer_is_not_made_so_large_that_it_is_not_kept() -> None:
+    buffers, size = Buffers(), KEPT_BYTES - PAD - 1
+    first = buffers.take(size)
+    buffers.next_piece()
+    assert np.shares_memory(buffers.take(size), first)
+
+
 def test_buffers_that_are_kept_are_bounded_and_forgotten_at_rest() -> None:
     buffers = Buffers()
     taken = [buffers.take(1000 + number) for number in range(KEPT + 1)]

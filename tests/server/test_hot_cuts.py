@@ -15,6 +15,7 @@ from tidegate.server.catalogue.hot_cuts import (
     COOL_DOWN_S,
     HELPS,
     LOOKS_HOT,
+    RESTS_MAX,
     ROWS_MIN,
     Choice,
     HotWatch,
@@ -147,3 +148,28 @@ def test_a_span_must_stay_hot_from_its_first_sample_on() -> None:
         watch.look(["a"])
     assert not watch.due(4.0 + COOL_DOWN_S)
     assert watch.due(5.0 + COOL_DOWN_S)
+
+
+def test_a_span_of_too_few_rows_is_sampled_ever_more_rarely() -> None:
+    """Each sample is a request to another capture, which reads files for it."""
+    watch, asked = HotWatch(), list[int]()
+    for look in range(63 + 2 * RESTS_MAX + 1):
+        if watch.look(["a"]):
+            watch.sampled("a", of_handles(range(ROWS_MIN - 1)))
+            asked.append(look)
+        assert "not cut by itself now: too few of its rows" in watch.said("a")
+    assert asked == [0, 1, 3, 7, 15, 31, 63, 63 + RESTS_MAX, 63 + 2 * RESTS_MAX]
+    watch.sampled("a", SPREAD)
+    assert watch.said("a") == ""
+
+
+def test_each_error_is_said_and_makes_the_next_try_later() -> None:
+    watch = HotWatch()
+    for minutes in (10, 20, 40):
+        watch.look(["a", "b"])
+        watch.done(0.0)
+        watch.failed(0.0, "it has not ended yet")
+        assert watch.not_before == minutes * 60.0
+        watch.look(["a"])
+        assert watch.said("a").endswith(f"it has not ended yet; this is tried again after {minutes} minutes")
+        assert watch.said("b") == ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.config.reading import merge_config
+from tidegate.config.reading import config_from_json, merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Put
@@ -107,6 +107,35 @@ def test_settings_that_could_not_be_stored_are_not_in_memory() -> None:
         raise Retryable("etcd does not answer")
 
     record._node.write = write  # type: ignore[method-assign, assignment]
+    config = record.config
     with pytest.raises(Retryable):
         asyncio.run(record.update(dataclasses.replace(earlier, cuts_why="hot")))
     assert record.info is earlier
+    assert record.config is config
+
+
+def test_settings_that_a_warning_has_stored_are_in_memory_as_a_whole() -> None:
+    """Their own write has failed, but the warning's has not, and it contains them."""
+    stored: list[FeedInfo] = []
+    record = record_over(Etcd())
+    later = dataclasses.replace(record.info, config={**record.info.config, "case_sensitive": True})
+
+    async def write(put: Put) -> None:
+        info = FeedInfo.from_bytes(put.value)
+        await asyncio.sleep(0)
+        if info.error is None:
+            raise Retryable("etcd does not answer")
+        stored.append(info)
+
+    async def both() -> None:
+        record._node.write = write  # type: ignore[method-assign, assignment]
+        update = asyncio.create_task(record.update(later))
+        await asyncio.sleep(0)
+        await record.become(record.life.warned(FeedError("a region has no leader", "CDC:Err", 1, "a")))
+        with pytest.raises(Retryable):
+            await update
+
+    asyncio.run(both())
+    assert record.info == stored[-1]
+    assert record.config == config_from_json(stored[-1].config)
+    assert record.config.case_sensitive

@@ -34,7 +34,7 @@ from tidegate.server.catalogue.hot_cuts import (
 )
 from tidegate.server.catalogue.stripes import Stripes
 from tidegate.server.changefeeds import recuts
-from tidegate.server.changefeeds.hot_spans import hot_spans
+from tidegate.server.changefeeds.hot_spans import Hottest, hot_spans
 from tidegate.server.changefeeds.recuts import RECEIVED_S, Recuts
 from tidegate.server.owner.feed import Feed
 from tidegate.tidb import keys, memcomparable
@@ -55,8 +55,8 @@ class World:
         self.done: list[str] = []
         self.asked: list[tuple[str, str]] = []
         self.stored: dict[str, bytes] = {}
-        self.samples: list[KeyLoads] = []
-        """The next answers; `LOADS` when there are none."""
+        self.samples: list[Any] = []
+        """The next answers, or errors; `LOADS` when there are none."""
         self.fails: dict[str, BaseException] = {}
         """By step, what it raises."""
         record = self.feed.record
@@ -98,7 +98,10 @@ class World:
 
     async def _key_loads(self, holder: str, span: str) -> KeyLoads:
         self.asked.append((holder, span))
-        return self.samples.pop(0) if self.samples else LOADS
+        found = self.samples.pop(0) if self.samples else LOADS
+        if isinstance(found, Retryable):
+            raise found
+        return found
 
     def loads(self, hot: int) -> None:
         sharing = self.feed.replication.shares.sharing
@@ -176,8 +179,11 @@ def test_after_a_choice_of_cuts_there_is_none_for_some_time(world: World) -> Non
     record = world.feed.record
     record.info = replace(record.info, cuts_at_ms=NOW_MS - round(COOL_DOWN_S * 1000) + 1)
     world.look(LOOKS_HOT + 5)
-    assert world.done == []
+    assert (world.done, world.asked) == ([], []), "a sample of now would be old by then"
+    assert "none are chosen for another 1 min" in world.words()
     record.info = replace(record.info, cuts_at_ms=NOW_MS - round(COOL_DOWN_S * 1000))
+    world.look(LOOKS_HOT - 1)
+    assert world.done == []
     world.look(1)
     assert world.done == ["stop", "write", "start"]
 
@@ -197,6 +203,38 @@ def test_each_choice_makes_the_next_one_later(world: World) -> None:
         times.append(wait_ms // 60_000)
     assert times == [10, 20, 160, 24 * 60]
     assert [in_a_row(7, since_s) for since_s in (600.0, 3 * COOL_DOWN_MAX_S)] == [8, 1]
+
+
+def test_a_choice_in_the_future_is_not_waited_for(world: World) -> None:
+    """An owner whose clock was ahead has stored it."""
+    record = world.feed.record
+    record.info = replace(record.info, cuts_at_ms=NOW_MS + 86_400_000, recuts=2)
+    world.look()
+    assert world.done == ["stop", "write", "start"]
+    assert (world.info().cuts_at_ms, world.info().recuts) == (NOW_MS, 3)
+
+
+def test_the_stored_reason_names_a_span_that_was_cut(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the hottest one if no cut helps that."""
+    both = [(TABLES[0], 12.0 * (1 << 20)), (HOT, 9.0 * (1 << 20))]
+    monkeypatch.setattr(recuts, "hottest", lambda feed: Hottest(both, 6.0 * (1 << 20)))
+    world.samples = [of_handles([5] * 500, table=10)]
+    world.look()
+    assert {keys.parse_record(cut).table_id for cut in world.cuts()} == {20}
+    assert world.info().cuts_why == "id 20 had 9.0 MiB/s, 1.5 times the mean of a capture"
+
+
+@pytest.mark.parametrize("before", [[], [LOADS]])
+def test_a_capture_that_does_not_say_its_keys_is_said_to_be_the_reason(
+    world: World, before: list[KeyLoads]
+) -> None:
+    """At the first sample and at the last one; after the first one only until it is repeated."""
+    world.samples = [*before, Retryable("capture b does not say them", why="timeout")]
+    world.look(LOOKS_HOT if before else 1)
+    assert world.done == []
+    assert "capture b does not say them: timeout" in world.words()
+    world.look(1)
+    assert ("capture b does not say them" in world.words()) is bool(before)
 
 
 def test_cuts_of_other_tables_stay_and_those_of_dropped_ones_go(capture: Capture) -> None:
@@ -270,6 +308,15 @@ def test_a_changefeed_that_does_not_run_as_usual_is_not_cut(
     world.look(3)
     assert world.done == []
     assert "not cut by itself now" in world.words()
+
+
+def test_a_reason_that_is_over_is_not_said_any_more(world: World) -> None:
+    begins(world)
+    world.look(1)
+    assert "not cut by itself now: the changefeed starts" in world.words()
+    world.feed.replication.waiting_for = ""
+    world.look(1)
+    assert "it is cut by itself if it stays hot" in world.words()
 
 
 def test_nothing_is_cut_without_the_switch_or_against_the_setting(capture: Capture) -> None:
@@ -414,6 +461,7 @@ def test_a_defect_in_the_choice_ends_neither_changefeed_nor_owner(
 
     run(scenario)
     assert world.done == []
+    assert "an unexpected error, which is in the owner's log (ZeroDivisionError); " in world.words()
 
 
 def test_a_piece_that_stays_hot_is_cut_in_its_own_keys(capture: Capture) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tidegate.consumer.applying.changes import BadRow
 from tidegate.consumer.applying.known_places import KnownPlaces
-from tidegate.disk import CONSUMER_WAITS
+from tidegate.disk import CONSUMER_ENDS
 from tidegate.sink import quarantine
 from tidegate.sink.quarantine import Quarantine
 
@@ -18,7 +18,7 @@ class BadRows:
 
     def __init__(self, file: Path, place: Callable[[int], tuple[str, int]]) -> None:
         """`place`: maps a partition's number to topic and partition; the topic is empty if there is one."""
-        self._quarantine, self._place = Quarantine(file, fix=CONSUMER_WAITS), place
+        self._quarantine, self._place = Quarantine(file, fix=CONSUMER_ENDS), place
         self._known = KnownPlaces(quarantine.sound_entries(file))
         self._lock = threading.Lock()
 

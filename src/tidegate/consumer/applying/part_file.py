@@ -13,7 +13,7 @@ from typing import BinaryIO, Final, TypeVar
 
 import pyarrow as pa
 
-from tidegate.disk import CONSUMER_WAITS, writing
+from tidegate.disk import CONSUMER_ENDS, writing
 
 GATHERED_BYTES: Final = 16 << 20
 """Rows are gathered until they have this many bytes, with `ROW_BYTES` for each. Cutting them takes several
@@ -56,7 +56,7 @@ class PartFile:
 
     def add(self, part: int, batch: pa.RecordBatch) -> None:
         """Append a batch to a part. Raises DiskFull; then only `close` may follow."""
-        with writing(self._file, fix=CONSUMER_WAITS):
+        with writing(self._file, fix=CONSUMER_ENDS):
             if self._sink is None:
                 self._sink = self._file.open("wb")
             start = self._sink.tell()
@@ -67,7 +67,7 @@ class PartFile:
     def end(self) -> None:
         """All batches are added. Raises DiskFull; then only `close` may follow."""
         if self._sink is not None:
-            with writing(self._file, fix=CONSUMER_WAITS):
+            with writing(self._file, fix=CONSUMER_ENDS):
                 self._sink.close()
 
     def has(self, part: int) -> bool:

@@ -10,7 +10,7 @@ from tidegate.consumer.applying.stats import Stats
 from tidegate.consumer.engine.fetched import Fetched
 from tidegate.consumer.reading.source import Topic
 from tidegate.consumer.running.progress import Listener
-from tidegate.disk import CONSUMER_WAITS
+from tidegate.disk import CONSUMER_ENDS
 from tidegate.errors import Undecodable
 from tidegate.sink import quarantine
 from tidegate.sink.quarantine import Quarantine
@@ -25,7 +25,7 @@ class Notices:
     def __init__(self, topic: Topic, file: Path, listener: Listener) -> None:
         """`file`: the quarantine file, for messages and rows."""
         self._topic, self._bad_file, self._listener = topic, file, listener
-        self._quarantine = Quarantine(file, fix=CONSUMER_WAITS)
+        self._quarantine = Quarantine(file, fix=CONSUMER_ENDS)
         self._known_bad = KnownPlaces(quarantine.sound_entries(file))
         self._reported_bad = self._reported_bad_row = False
         self._reported_guesses: dict[str, tuple[str, ...]] = {}

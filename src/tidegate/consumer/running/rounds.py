@@ -6,7 +6,7 @@ driver applies the results, in `job` and `membership`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -83,8 +83,10 @@ class FetchRounds:
             for p, end in ends.items()
             if end > 0 and self._without_rows.get(p) != end
         ]
-        with TemporaryDirectory(dir=self._staging) as staged:
-            found = fetcher.fetch(self._topic, ranges, Path(staged)) if ranges else []
+        found: Sequence[Fetched] = []
+        if ranges:  # a folder that nobody needs could not be made on a full disk
+            with TemporaryDirectory(dir=self._staging) as staged:
+                found = fetcher.fetch(self._topic, ranges, Path(staged))
         for part in found:
             # A fetch that failed proves nothing. A partition without rows is looked at again only when its
             # end has moved.

@@ -61,7 +61,8 @@ class Buffers(threading.local):
                 found = self._free.pop(number).buffer
                 break
         else:
-            found = buffer(size + size // SPARE)
+            # Not so large that it would not be kept.
+            found = buffer(max(size, min(size + size // SPARE, KEPT_BYTES - PAD)))
         self._taken.append(found)
         return found
 

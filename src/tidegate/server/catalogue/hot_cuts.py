@@ -40,6 +40,9 @@ HELPS: Final = 0.75
 """The greatest share of the span's changes that one of its pieces may have; otherwise no cut is made."""
 ROWS_MIN: Final = 100
 """Fewer rows say nothing about keys."""
+RESTS_MAX: Final = 60
+"""The most looks from one try to sample a span in vain to the next one: 10 minutes. The first is one look."""
+FEW_ROWS: Final = "too few of its rows are in the event store at a time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def chosen(
     `near`: the edges of the region that holds a key.
     """
     if min(first.rows, last.rows) < ROWS_MIN:
-        return Choice(why_not="too few of its rows are in the event store at a time")
+        return Choice(why_not=FEW_ROWS)
     cuts = even_cuts(first, pieces, tables, near)
     if not cuts:
         return Choice(why_not="its changes are of one row, or of tables that nobody follows")
@@ -72,7 +75,7 @@ def chosen(
             why_not=f"one row, or few rows, have {share:.0%} of its changes, and no cut divides a row"
         )
     if (share := greatest_share(last, cuts)) > HELPS:
-        why = f"a minute later one of its pieces would have had {share:.0%}"
+        why = f"by the later sample one piece would have {share:.0%}"
         return Choice(why_not=f"its changes move on to other keys, so no cut helps for long: {why}")
     return Choice(cuts)
 
@@ -170,6 +173,12 @@ class _Hot:
     looks: int = 0
     """The looks in a row at which it was hot, from its first sample on."""
     first: KeyLoads | None = None
+    tries: int = 0
+    """How often it was sampled in vain."""
+    rests: int = 0
+    """The looks until it is sampled again."""
+    why_not: str = ""
+    """Why the last try was in vain."""
 
 
 @dataclass(slots=True)
@@ -177,23 +186,47 @@ class HotWatch:
     """The spans of one changefeed that are hot, from look to look. Times are monotonic, in seconds."""
 
     words: dict[str, str] = field(default_factory=dict)
-    """By span: what happens, or why nothing does, for people."""
+    """By span: why its last choice has cut nothing, for people."""
     not_before: float = float("-inf")
     """The next cuts may be chosen then."""
+    failures: int = 0
+    """The errors since the last cuts. The next try is later after each."""
+    _not_now: str = ""
+    """Why no span could be cut at the last look."""
     _hot: dict[str, _Hot] = field(default_factory=dict)
 
     def look(self, hot: Collection[str]) -> list[str]:
         """Note which spans are hot now. Returns those of which a first sample is missing."""
         self._hot = {name: self._hot.get(name, _Hot()) for name in hot}
         self.words = {name: self.words[name] for name in hot if name in self.words}
+        self._not_now = ""
         for one in self._hot.values():
             one.looks += one.first is not None
-        return [name for name, one in self._hot.items() if one.first is None]
+            one.rests = max(0, one.rests - 1)
+        return [name for name, one in self._hot.items() if one.first is None and not one.rests]
 
-    def sampled(self, name: str, loads: KeyLoads) -> None:
-        """Take the first sample of a hot span. One of few rows does not count."""
-        if name in self._hot and loads.rows >= ROWS_MIN:
+    def cannot(self, hot: Collection[str], why: str) -> None:
+        """Note why none of the spans that are hot now can be cut. Each begins again when that is over."""
+        self.look(hot)
+        self._hot, self._not_now = {name: _Hot() for name in hot}, why
+
+    def sampled(self, name: str, loads: KeyLoads, why_not: str = "") -> None:
+        """Take the first sample of a hot span. One of few rows does not count. `why_not`: there is none."""
+        one = self._hot.get(name)
+        if one is None:
+            return
+        if loads.rows >= ROWS_MIN:
             self._hot[name] = _Hot(1, loads)
+        else:
+            one.rests = min(RESTS_MAX, 2 ** min(one.tries, 20))
+            one.tries, one.why_not = one.tries + 1, why_not or FEW_ROWS
+
+    def said(self, name: str) -> str:
+        """Why a hot span is not cut, for people; empty: nothing is known that prevents it."""
+        one = self._hot.get(name)
+        if why := self._not_now or (one.why_not if one is not None else ""):
+            return f"it is not cut by itself now: {why}"
+        return self.words.get(name, "")
 
     def due(self, now: float) -> Mapping[str, KeyLoads]:
         """The spans that have been hot for long enough, each with its first sample."""
@@ -208,4 +241,12 @@ class HotWatch:
     def done(self, now: float) -> None:
         """Begin again after a choice, whatever it was."""
         self.not_before = now + COOL_DOWN_S
-        self._hot.clear()
+        self._hot = {name: _Hot() for name in self._hot}
+
+    def failed(self, now: float, why: str) -> None:
+        """Begin again after an error. Each may have restarted the changefeed in vain, so the wait doubles."""
+        wait_s, self.failures = cool_down_s(self.failures), self.failures + 1
+        self.done(now)
+        self.not_before = now + wait_s
+        again = f"this is tried again after {wait_s / 60:.0f} minutes"
+        self.words = dict.fromkeys(self._hot, f"it was not cut by itself: {why}; {again}")

@@ -104,10 +104,11 @@ def cuts_itself(config: ReplicaConfig) -> bool:
 
 
 def summary(feed: Feed, spans: Sequence[tuple[SpanTask, float]], mean: float) -> str:
-    """Why spans are cut, in words: the hottest one, and the number of the others."""
+    """Why these spans are cut, in words: the hottest one, and the number of the others."""
     task, load = max(spans, key=lambda one: one[1])
     (table, *_) = named_tables(feed, task.span, ids_of(task))
-    others = f", and {len(spans) - 1} more spans" if len(spans) > 1 else ""
+    more = len(spans) - 1
+    others = f", and {more} more span{'s' if more > 1 else ''}" if more else ""
     what = table.name if table.is_whole and not task.wanted else f"a span of {table.name}"
     return f"{what} had {load / (1 << 20):,.1f} MiB/s, {load / mean:.1f} times the mean of a capture{others}"
 
@@ -115,7 +116,7 @@ def summary(feed: Feed, spans: Sequence[tuple[SpanTask, float]], mean: float) ->
 def _named(feed: Feed, task: SpanTask, load: float, times_mean: float) -> HotSpan:
     tables = ids_of(task)
     first = named_tables(feed, task.span, tables)
-    by_itself = feed.hot_watch.words.get(task.id, BY_ITSELF) if cuts_itself(feed.record.config) else ""
+    by_itself = (feed.hot_watch.said(task.id) or BY_ITSELF) if cuts_itself(feed.record.config) else ""
     return HotSpan(load, times_mean, len(tables), first, _remedy(task), by_itself)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -66,43 +67,45 @@ class Recuts:
                     if not isinstance(error, TidegateError):
                         LOG.exception("changefeed %s: unexpected error", feed.id)
                     event(LOG, logging.WARNING, "tables not cut", changefeed=str(feed.id), why=str(error))
-                    feed.hot_watch.done(self.node.clock.monotonic())
+                    feed.hot_watch.failed(self.node.clock.monotonic(), _words(error))
 
     async def _look(self, feed: Feed) -> None:
         watch, now, config = feed.hot_watch, self.node.clock.monotonic(), feed.record.config
         hot = hottest(feed) if cuts_itself(config) else Hottest()
         found = {task.id: (task, load) for task, load in hot.spans}
         if found and (why := self._why_not(feed)):
-            watch.look(())
-            watch.words = dict.fromkeys(found, f"it is not cut by itself now: {why}")
+            watch.cannot(found, why)
             return
         for name in watch.look(found):
-            watch.sampled(name, await self._sampled(feed, found[name][0]))
+            watch.sampled(name, *await self._sampled(feed, found[name][0]))
         due = watch.due(now)
-        if not due or self._is_cool(feed):
+        if not due:
             return
         # Chosen together, so that several hot spans cost one restart.
         tables = {table for task in _delivered(feed) for table in ids_of(task)}
         kept, fresh = kept_cuts(config.tidegate.cuts, tables), list[bytes]()
+        cut = list[tuple[SpanTask, float]]()
         for name, first in due.items():
             task, load = found[name]
             choice = await self._chosen(feed, task, first, load / hot.mean, [*kept, *fresh])
-            fresh += choice.cuts
+            watch.words.pop(name, None)
+            if choice.cuts:
+                fresh += choice.cuts
+                cut.append(found[name])
             if why := choice.why_not:
                 watch.words[name] = f"it was not cut by itself: {why}; this is tried again every 10 minutes"
                 event(LOG, logging.INFO, "hot span not cut", changefeed=str(feed.id), span=name, why=why)
         watch.done(now)
         if fresh:
-            why = summary(feed, [found[name] for name in due], hot.mean)
-            await self._recut(feed, config, sorted({*kept, *fresh}), why)
+            await self._recut(feed, config, sorted({*kept, *fresh}), summary(feed, cut, hot.mean))
+            watch.failures = 0
 
-    async def _sampled(self, feed: Feed, task: SpanTask) -> KeyLoads:
-        """The keys of a span that have changed; none if its capture does not say them."""
+    async def _sampled(self, feed: Feed, task: SpanTask) -> tuple[KeyLoads, str]:
+        """The keys of a span that have changed; if its capture does not say them, none, and the reason."""
         try:
-            return await self.node.key_loads(_holder(feed, task), task.id)
+            return await self.node.key_loads(_holder(feed, task), task.id), ""
         except TidegateError as error:
-            feed.hot_watch.words[task.id] = f"it is not cut by itself now: {error.what}: {error.why}"
-            return KeyLoads()
+            return KeyLoads(), _words(error)
 
     async def _chosen(
         self, feed: Feed, task: SpanTask, first: KeyLoads, times_mean: float, cuts: Sequence[bytes]
@@ -111,7 +114,9 @@ class Recuts:
         tables, regions = ids_of(task), self.node.pd.regions
         if (pieces := pieces_of(times_mean, cuts, tables)) < 2:
             return Choice(why_not="there are as many pieces as there may be")
-        last = await self._sampled(feed, task)
+        last, why_not = await self._sampled(feed, task)
+        if why_not:
+            return Choice(why_not=why_not)
         regions.clear()  # cached regions may be old
 
         def near(key: bytes) -> Sequence[bytes]:
@@ -135,12 +140,15 @@ class Recuts:
             return "tables were moved by hand; `tidegate changefeed rebalance` ends that"
         if self.node.now_ms() - physical_ms(record.resolved_ts) > RECEIVED_S * 1000:
             return f"changes are received more than {RECEIVED_S:.0f} s late, so the load is that of the past"
+        if (rest_s := self._rest_s(record.info)) > 0:
+            return f"after the last cuts none are chosen for another {math.ceil(rest_s / 60):,} min"
         return ""
 
-    def _is_cool(self, feed: Feed) -> bool:
-        """Whether cuts were chosen a short while ago, also by an earlier owner or by an update."""
-        info = feed.record.info
-        return self.node.now_ms() - info.cuts_at_ms < cool_down_s(info.recuts) * 1000
+    def _rest_s(self, info: FeedInfo) -> float:
+        """How long no cuts are chosen, after the last ones of this owner, an earlier one or an update."""
+        age_s = (self.node.now_ms() - info.cuts_at_ms) / 1000
+        # A choice in the future is one that an owner stored whose clock was wrong. It is not waited for.
+        return cool_down_s(info.recuts) - age_s if age_s >= 0 else 0.0
 
     async def _recut(self, feed: Feed, config: ReplicaConfig, cuts: Sequence[bytes], why: str) -> None:
         """Store the cuts, unless the changefeed is not as it was when they were chosen. `config`: as then."""
@@ -163,6 +171,13 @@ class Recuts:
             event(LOG, logging.INFO, "tables are cut", changefeed=str(found.id), cuts=len(cuts), why=why)
             # A stop of this capture must not leave it ended and not started.
             await to_its_end(found.recut(changed))
+
+
+def _words(error: Exception) -> str:
+    """An error in one line, for people."""
+    if isinstance(error, TidegateError):
+        return ": ".join(filter(None, (error.what, error.why)))
+    return f"an unexpected error, which is in the owner's log ({type(error).__name__})"
 
 
 def _delivered(feed: Feed) -> Sequence[SpanTask]:

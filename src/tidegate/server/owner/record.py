@@ -104,18 +104,19 @@ class FeedRecord:
 
     async def update(self, info: FeedInfo) -> None:
         """Store other settings durably; the feed must not run."""
-        before, self.info = self.info, info
+        before = self.info, self.uri, self.config, self.filter
+        uri, config = parse_sink_uri(info.sink_uri), config_from_json(info.config)
+        # Before the write: a warning that is stored meanwhile replaces the whole info. Made from the earlier
+        # one, it would undo the new settings, and captures read what is stored.
+        self.info, self.uri, self.config, self.filter = info, uri, config, FeedFilter.of(config)
         try:
             await self._write_info(info)
         except BaseException:
-            # Memory has no settings that a restart would not find. A change meanwhile keeps what it has made.
+            # Memory has no settings that a restart would not find. A change meanwhile has stored the new ones
+            # with its own, so they stay, all of them.
             if self.info is info:
-                self.info = before
+                self.info, self.uri, self.config, self.filter = before
             raise
-        # `info` before the write, unlike these: a warning that is stored meanwhile replaces the whole info.
-        # Made from the earlier one, it would undo the new settings, and captures read what is stored.
-        self.uri, self.config = parse_sink_uri(info.sink_uri), config_from_json(info.config)
-        self.filter = FeedFilter.of(self.config)
 
     async def store_layout(self, repartition: int, partitions: int) -> None:
         """Store the requested number of partitions (0: no request), and the number of the last change.
