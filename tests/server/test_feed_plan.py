@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import time
 from dataclasses import replace
@@ -19,7 +20,7 @@ from tidegate.model.span import Span
 from tidegate.pipeline.exchange import feed
 from tidegate.pipeline.exchange.feed import Bounds, BoundsReader, FeedSpec
 from tidegate.server.catalogue.catalogues import DDL_SPAN_ID
-from tidegate.server.catalogue.stripes import Stripes, table_task
+from tidegate.server.catalogue.stripes import Stripes, span_front, spans_json, spans_text, table_task
 from tidegate.server.delivery.plan import BoundsFile, FeedPlan, Paths, write_spec
 from tidegate.server.metadata.sqlite import SqliteMetadata
 
@@ -118,6 +119,28 @@ def test_an_announced_span_keeps_its_start_and_lists_its_wanted_tables(
     assert status(300, 280, 3 << 6) == Bounds(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 3 << 6)})
     raised = status(300, 290, 3 << 6, raise_starts=True)
     assert raised == Bounds(300, DDL_SPAN_ID, {task.id: 290}, {task.id: (64, 3 << 6)})
+
+
+def test_each_span_has_its_own_start_in_whatever_order_spans_come(tmp_path: Path) -> None:
+    """A start above its own would leave rows out. Spans are written in the order of their opening."""
+    bounds = BoundsFile(tmp_path / "bounds.json", (1, 1))
+    tasks = [table_task(table, 100) for table in (73, 70, 72, 71)]
+
+    def starts(tasks: list[SpanTask], **how: bool) -> dict[str, int]:
+        write(bounds, 900, {task.id: task for task in tasks}, **how)
+        return dict(Bounds.load(tmp_path / "bounds.json").spans)
+
+    assert starts(tasks) == dict.fromkeys((task.id for task in tasks), 100)
+    for order in (tasks, tasks[::-1], tasks[2:] + tasks[:2]):
+        later = [replace(task, start_ts=200 + task.physical_id) for task in order]
+        assert starts(later, raise_starts=True) == {task.id: task.start_ts for task in later}
+
+
+def test_the_text_of_spans_is_their_json() -> None:
+    tasks = [*Stripes(64).begin([table_task(70, 100), table_task(200, 300)]), table_task(5, 7)]
+    text = spans_text(map(span_front, tasks), [task.start_ts for task in tasks])
+    assert json.loads(text) == spans_json(tasks)
+    assert spans_text([], []) == "{}"
 
 
 def test_bounds_of_an_ended_incarnation_replace_none_of_the_next(tmp_path: Path) -> None:

@@ -462,6 +462,24 @@ def test_an_earlier_hold_counts_whatever_was_needed_before() -> None:
     assert puller.take() == [("watch", 90)]
 
 
+def test_a_span_is_needed_again_from_below_what_was_needed_before() -> None:
+    registry, puller = connected()
+    registry.hold(ONE, SPAN, 50)
+    registry.needed(ONE, 80, 80)
+    registry.drop(ONE, NAME, again_from=60)
+    puller.messages.clear()
+    registry.connect(puller)  # type: ignore[arg-type]
+    assert puller.take() == [("safe_point", 20), ("watch", 60)]
+
+
+def test_a_late_refusal_of_what_is_no_longer_needed_concerns_nobody() -> None:
+    registry, _ = connected()
+    registry.hold(ONE, SPAN, 50)
+    registry.needed(ONE, 80, 80)
+    registry.receive_refused(Refused(SPAN, 50, 60))
+    assert registry.refusal(ONE) is None
+
+
 def test_spans_are_raised_before_the_owner_may_let_their_history_go() -> None:
     """Otherwise a puller that lost its store registers them where history may be gone."""
     done: list[object] = []
