@@ -3,8 +3,9 @@
     hot --> its keys are sampled --> hot at LOOKS_HOT looks in a row --> sampled again --> cuts | why not
 
 The cuts are chosen from the first sample, and must even out the second one. So a table whose changes move on
-to other keys all the time, such as one with ascending keys, is not cut: each cut would be behind its changes.
-Nor is one whose changes are of one row. A table is cut again and again only until it has `PIECES` pieces.
+to other keys within a minute, such as one with ascending keys, is not cut: each cut would be behind its
+changes. Nor is one whose changes are of one row. A table is cut again and again only until it has `PIECES`
+pieces.
 """
 
 from __future__ import annotations
