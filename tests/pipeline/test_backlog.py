@@ -195,6 +195,17 @@ def test_what_nobody_could_be_given_is_due_again(waiting: Waiting) -> None:
     assert waiting.take() == first
 
 
+def test_it_knows_whether_a_piece_left_rows(waiting: Waiting) -> None:
+    """Then the changefeed is behind, and its next piece has no gap (`exchange.pace`)."""
+    waiting.bound()
+    _, _, due_bytes = waiting.backlog.look()
+    assert waiting.backlog.take(1, due_bytes // 2)
+    assert waiting.backlog.is_cut
+    waiting.backlog.done(waiting.backlog.look()[0])
+    waiting.backlog.take(1)
+    assert not waiting.backlog.is_cut
+
+
 def test_of_a_span_that_a_worker_has_nothing_more_is_due_until_it_is_done(waiting: Waiting) -> None:
     """Else two workers would write the rows of one span side by side, in no order."""
     waiting.bound(MIDDLE)
