@@ -64,6 +64,21 @@ def test_of_many_blocks_some_are_read_and_of_many_rows_some_are_taken(
     assert some.starts[-1] > b"k00280"
 
 
+def test_a_segment_that_was_dropped_meanwhile_is_left_out(tmp_path: Path) -> None:
+    """The manifest that was read still names it."""
+    made = EventStore(tmp_path, memory_bytes=1 << 20)
+    span = made.open_span(Span(b"a", b"z"))
+    span.begin(100)
+    for number in range(2):
+        span.append(block_of([put(1_000 * (number + 1) + at, at) for at in range(ROWS)]))
+        span.seal(1_000 * (number + 1) + 999)
+    made.publish()
+    infos = span.manifest.segments
+    assert len(infos) == 2
+    (tmp_path / span.id / infos[0].file).unlink()
+    assert key_loads(tmp_path, span.id).rows == ROWS
+
+
 def test_rows_that_wait_for_long_do_not_count(tmp_path: Path) -> None:
     """Otherwise keys that changed hours ago would outweigh those that change now."""
     store = EventStore(tmp_path, memory_bytes=1 << 20)

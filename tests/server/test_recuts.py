@@ -17,7 +17,7 @@ from tidegate.config.reading import config_from_json, merge_config
 from tidegate.config.settings import SchedulerConfig
 from tidegate.control.changefeed import Life, State
 from tidegate.control.metadata import FeedError, FeedInfo, GuardedWrites, Put, WriteResult, feed_key
-from tidegate.errors import Fenced, Retryable
+from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.eventstore.key_loads import KeyLoads
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
@@ -462,6 +462,18 @@ def test_a_defect_in_the_choice_ends_neither_changefeed_nor_owner(
     run(scenario)
     assert world.done == []
     assert "an unexpected error, which is in the owner's log (ZeroDivisionError); " in world.words()
+
+
+def test_cuts_that_cannot_be_stored_do_not_end_the_changefeed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(puts: Any) -> None:
+        raise InvalidInput("the changefeed is too large")
+
+    monkeypatch.setattr(recuts, "check_size", refused)
+    with pytest.raises(InvalidInput, match="too large"):
+        world.look()
+    assert world.done == []
 
 
 def test_a_piece_that_stays_hot_is_cut_in_its_own_keys(capture: Capture) -> None:
