@@ -10,12 +10,8 @@ from tests.consumer.at_iceberg import deletes_in_small_files
 from tests.consumer.each_target import (
     SCHEMA,
     AtDelta,
-    AtDeltaInS3,
     AtIceberg,
-    AtIcebergInS3,
-    AtMariaDb,
     AtParquet,
-    AtParquetInS3,
     Killed,
     Place,
 )
@@ -35,33 +31,18 @@ LIVES = 1000
 """Most lives in the test that dies at every write."""
 
 
-@pytest.fixture(
-    params=[
-        *("delta", "delta-deletes", "delta-s3", "iceberg", "iceberg-deletes", "iceberg-s3"),
-        *("parquet", "parquet-s3", "mariadb"),
-    ]
-)
+@pytest.fixture(params=["delta", "delta-deletes", "iceberg", "iceberg-deletes", "parquet"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    if request.param == "delta":
-        return AtDelta(tmp_path / "target")
-    if request.param == "delta-deletes":
-        deletes_in_small_files(monkeypatch)
-        return AtDelta(tmp_path / "target", WriteMode.MERGE_ON_READ)
-    if request.param == "delta-s3":
-        return AtDeltaInS3(request.getfixturevalue("s3"), tmp_path)
+    """Each target that is a folder. `test_every_served_target` has those at a server."""
     if request.param == "parquet":
         return AtParquet(tmp_path / "target")
-    if request.param == "parquet-s3":
-        return AtParquetInS3(request.getfixturevalue("s3"), tmp_path)
-    if request.param == "iceberg":
-        return AtIceberg(tmp_path / "target", WriteMode.COPY_ON_WRITE)
-    if request.param == "iceberg-deletes":
+    mode = None
+    if request.param.endswith("-deletes"):
         deletes_in_small_files(monkeypatch)
-        return AtIceberg(tmp_path / "target", WriteMode.MERGE_ON_READ)
-    if request.param == "iceberg-s3":
-        deletes_in_small_files(monkeypatch)
-        return AtIcebergInS3(request.getfixturevalue("s3"), tmp_path, WriteMode.MERGE_ON_READ)
-    return AtMariaDb(request.getfixturevalue("mariadb"), tmp_path)
+        mode = WriteMode.MERGE_ON_READ
+    if request.param.startswith("delta"):
+        return AtDelta(tmp_path / "target", mode)
+    return AtIceberg(tmp_path / "target", mode or WriteMode.COPY_ON_WRITE)
 
 
 def check(place: Place, target: Target, done: int) -> None:

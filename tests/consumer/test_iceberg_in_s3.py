@@ -1,6 +1,6 @@
 """Iceberg tables in a real S3 server: writers that were replaced, upkeep, and readers.
 
-`test_every_target` checks the promises of every target, for S3 too; `test_catalog_chain` the chain of
+`test_every_served_target` checks the promises of every target for S3 too; `test_catalog_chain` the chain of
 catalogs; `test_iceberg` and `test_iceberg_deletes` what is alike on a disk and in a bucket.
 """
 

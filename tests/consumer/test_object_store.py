@@ -1,6 +1,7 @@
 """Delta tables in a real S3 server: writers that were replaced, names that come again, upkeep, whole runs.
 
-`test_every_target` checks the promises of every target, for S3 too; `sink/test_store` each part of a store.
+`test_every_served_target` checks the promises of every target for S3 too; `sink/test_store` each part of a
+store.
 """
 
 from __future__ import annotations
