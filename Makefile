@@ -13,8 +13,9 @@ setup: ## make .venv with everything pinned, and compile the kernels
 demo: setup ## the main path, live: TiKV -> capture -> Spark -> Kafka -> Spark -> Delta, and the proof; TARGET=mariadb CAPTURES=3
 	@$(PY) -m tools.demo $(if $(TARGET),--target '$(TARGET)') $(if $(CAPTURES),--captures '$(CAPTURES)')
 
+# Bytecode is always written: else each of the processes would compile all test files (`tests/fixtures/rewritten.py`).
 test: setup ## every test, with the real services; in one process instead of three: make test WORKERS=0
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --filler $(PYTEST_ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --filler $(PYTEST_ARGS)
 
 quick: setup ## the tests that need no service
 	@$(PY) -m pytest -m "not integration" $(PYTEST_ARGS)

@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.fixtures.etcd",
     "tests.fixtures.mariadb",
     "tests.fixtures.registry",
+    "tests.fixtures.rewritten",
     "tests.fixtures.s3",
     "tests.fixtures.spark",
     "tests.fixtures.stuck_grpc",
