@@ -345,7 +345,7 @@ CLEAN: Final[Mapping[str, Bounds]] = {
     ),
 }  # fmt: skip
 """With all guards: what is explored in CI up to CI_STATES each, and in the long form up to LONG_STATES."""
-CI_STATES: Final = 6_000
+CI_STATES: Final = 2_000
 LONG_STATES: Final = 250_000
 
 # --- exploring -------------------------------------------------------------------------------------------

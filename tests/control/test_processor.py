@@ -237,7 +237,7 @@ step = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(step, st.integers(0, 7), st.integers(1, 60)), min_size=20, max_size=250))
 def test_nothing_is_announced_before_it_is_covered(history: list[tuple[str, int, int]]) -> None:
     cluster = Cluster(1000)
