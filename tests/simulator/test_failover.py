@@ -11,7 +11,7 @@ from tidegate.simulator.run import QUIET_S, Simulation
 from tidegate.simulator.scenarios import Scenario
 from tidegate.simulator.virtual_time import Steps
 
-SEEDS = 30
+SEEDS = 10
 OWNER_S, CAPTURE_S = 5.0, 8.0
 DIES_S = (15.0, 25.0)
 """When a capture dies: all have joined by then, their applications run, and the ranges are even."""

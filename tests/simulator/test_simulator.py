@@ -23,7 +23,7 @@ from tidegate.simulator.scenarios import SCENARIOS, Scenario
 from tidegate.simulator.summary import Summary, simulate
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 200
+SEEDS = 80
 PARTS = 8
 
 
