@@ -11,6 +11,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,18 @@ def folder() -> Path:
 
 def names(part: str) -> list[str]:
     """The cases of a part (`rows`, `ddl`, `keys`, ...), gzipped or not."""
+    return list(_names(folder() / part))
+
+
+@cache
+def _names(part: Path) -> tuple[str, ...]:
+    """Its files are listed once, because some tests ask for each record."""
     found = {
         path.name.removesuffix(PACKED).removesuffix(PLAIN)
-        for path in (folder() / part).glob("*.jsonl*")
+        for path in part.glob("*.jsonl*")
         if path.name.endswith((PACKED, PLAIN))
     }
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def lines(path: str, *, ours: bool = False) -> Iterator[dict[str, Any]]:

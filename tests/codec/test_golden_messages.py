@@ -157,7 +157,7 @@ def rows_of(zone: str, record: dict[str, Any]) -> list[RowChange]:
 def is_there(record: dict[str, Any]) -> bool:
     """Whether the folder has the rows that a record was made of."""
     events = record.get("events", [[record.get("case"), record.get("seq")]])
-    present = set(names("rows"))
+    present = names("rows")
     return all(case in present and seq in golden.case(case).records for case, seq, *_ in events)
 
 

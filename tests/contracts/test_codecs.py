@@ -374,9 +374,11 @@ def same(case: Case, pairs: Pairs, table: TableSchema) -> None:
 
 @every_case
 def test_golden_rows_decode_alike_and_to_what_was_encoded(case: Case) -> None:
-    """By decoders that meet each table first, and by one that knows all of them, as a topic's does."""
+    """By decoders that meet each table first, and by one that knows all of them, as a topic's does. Under the
+    usual options rows of all tables, under each of the others those of every fourth table."""
     knowing = case.fast(*(rows[0].table for rows in golden_rows()), strange_table())
-    for rows in golden_rows():
+    number = list(CASES.values()).index(case)
+    for rows in golden_rows() if case == USUAL[case.codec.name] else golden_rows()[number % 4 :: 4]:
         sent = [row for row in rows if case.sendable(row)]
         try:
             pairs = case.encode(sent)
