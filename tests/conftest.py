@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="write what scripts print now into them")
     parser.addoption("--kills", type=int, default=6, help="processes the kill test kills (default 6)")
     parser.addoption("--bank", type=int, default=6, help="processes the bank test kills (default 6)")
-    parser.addoption("--every", type=int, default=5, help="compare each n-th snapshot of a log (default 5)")
+    parser.addoption("--every", type=int, default=10, help="compare each n-th snapshot of a log (default 10)")
     parser.addoption(
         "--hangs",
         type=int,

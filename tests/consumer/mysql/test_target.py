@@ -69,7 +69,7 @@ def topic_of(log: str, until: int, protocol: str = "open-protocol") -> MemoryTop
 def test_a_recorded_log_is_at_every_snapshot_as_sql_saw_it(
     mariadb: MySqlServer, tmp_path: Path, log: str, sizes: Sizes | None, request: pytest.FixtureRequest
 ) -> None:
-    """At every fifth one, and at each with `make logs`."""
+    """At every tenth one, and at each with `make logs`."""
     lines, every = lines_of(log), request.config.getoption("--every")
     topic = topic_of(log, lines[-1].ts)
     forget(mariadb, log, *schemas_of(lines))
