@@ -218,7 +218,7 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, list[d
                 if name == "inserts":
                     made.append(by_consumer(services, tables, base, [fresh], options.master))
                 elif name == "mixed":
-                    made.append(by_consumer(services, tables, there, parts, options.master))
+                    made.append(by_consumer(services, tables, there, parts, options.later_master))
                     end = options.changes - options.changes // 5
                 elif name == "visible":
                     run, end = visibility(services, tables, options)
@@ -303,11 +303,11 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="everything small; checks rows, not speed")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    options.warm_up, options.visible_warm_up, options.visible_master = WARM_UP, WARM_UP_S, options.master
+    options.warm_up, options.visible_warm_up, options.later_master = WARM_UP, WARM_UP_S, options.master
     if options.smoke:
         options.rows, options.changes, options.rounds, options.warm_up = 5_000, 2_000, 1, 1_000
         options.rate, options.seconds, options.visible_warm_up = 1_000, 1.0, 0.5
-        options.visible_master = "workers[1]"  # starts without a JVM
+        options.later_master = "workers[1]"  # starts without a JVM; the first part has one
     subprocess.run([sys.executable, "-m", "tidegate.kernel"], check=True, stdout=subprocess.DEVNULL)
     facts, ticker = machine(), Ticker()
     found = measure(options, ticker)

@@ -82,7 +82,7 @@ def visibility(services: Services, tables: Tables, options: argparse.Namespace) 
     # The generator pauses after each round, so `ts` is that round's mark.
     made = [(messages, topic.ts) for messages in topic.rounds(parts, ticks)]
     until = made[-1][1]
-    more = ["--until", str(until), "--master", options.visible_master]
+    more = ["--until", str(until), "--master", options.later_master]
     more += ["--commit-interval", str(options.commit_interval)]
     with (
         tempfile.TemporaryDirectory(prefix="tidegate-bench-", ignore_cleanup_errors=True) as folder,
