@@ -1,10 +1,12 @@
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from tidegate.errors import InvalidInput
+from tidegate.errors import InvalidInput, Retryable
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_request import RegionRequester
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import (
     CHECK_NOT_EXISTS,
@@ -121,6 +123,102 @@ def test_a_commit_that_arrives_while_its_fate_is_looked_up_is_found(
     look, looks = TwoPhase.committed_at, iter([0])
     monkeypatch.setattr(TwoPhase, "committed_at", lambda self, backoff: next(looks, look(self, backoff)))
     assert txn.settle() == commit_ts, "the rollback was refused, so it looked again"
+
+
+def test_keys_of_one_region_are_committed_in_one_phase(pd: PdClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = _methods(monkeypatch)
+    txn = Transaction(pd, one_phase=True)
+    txn.put(b"a", b"1")
+    txn.put(b"b", b"2")
+    before = pd.tso()
+    commit_ts = txn.commit()
+    assert before < commit_ts <= pd.tso()
+    assert Snapshot(pd, commit_ts - 1).batch_get([b"a", b"b"]) == {}
+    assert Snapshot(pd, commit_ts).batch_get([b"a", b"b"]) == {b"a": b"1", b"b": b"2"}
+    assert "KvCommit" not in sent
+    assert txn.settle() == commit_ts
+
+
+def test_keys_of_several_regions_have_two_phases_for_one(
+    pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request with a part of the keys must not commit this part."""
+    sent = _methods(monkeypatch)
+    txn = Transaction(pd, one_phase=True)
+    txn.write(Mutation(PUT, key, b"x") for key in SPREAD)
+    commit_ts = txn.commit()
+    assert Snapshot(pd, commit_ts - 1).batch_get(SPREAD) == {}
+    assert len(Snapshot(pd, commit_ts).batch_get(SPREAD)) == len(SPREAD)
+    assert "KvCommit" in sent
+
+
+def test_a_one_phase_commit_without_an_answer_is_looked_up(
+    pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prewrite = TwoPhase.prewrite
+
+    def lost(self: TwoPhase, *arguments: Any, **more: Any) -> None:
+        prewrite(self, *arguments, **more)
+        raise Retryable("no answer")
+
+    monkeypatch.setattr(TwoPhase, "prewrite", lost)
+    txn = Transaction(pd, one_phase=True)
+    txn.put(b"a", b"1")
+    commit_ts = txn.commit()
+    assert commit_ts, "it was committed"
+    assert Snapshot(pd, commit_ts).get(b"a") == b"1"
+    assert Snapshot(pd, commit_ts - 1).get(b"a") is None
+
+
+def test_a_one_phase_commit_that_never_arrived_is_rolled_back(
+    pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: Any, **__: Any) -> None:
+        raise Retryable("no answer")
+
+    monkeypatch.setattr(TwoPhase, "prewrite", lost)
+    txn = Transaction(pd, one_phase=True)
+    txn.put(b"a", b"1")
+    with pytest.raises(Retryable, match="no answer"):
+        txn.commit()
+    assert read(pd, b"a") is None
+
+
+def test_a_one_phase_commit_whose_fate_is_unknown_says_so(
+    pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: Any, **__: Any) -> None:
+        raise Retryable("no answer")
+
+    monkeypatch.setattr(TwoPhase, "prewrite", lost)
+    monkeypatch.setattr(TwoPhase, "committed_at", lost)
+    txn = Transaction(pd, one_phase=True)
+    txn.put(b"a", b"1")
+    with pytest.raises(Retryable, match="undetermined"):
+        txn.commit()
+
+
+def test_a_one_phase_commit_conflicts_as_two_phases_do(pd: PdClient) -> None:
+    first, second = Transaction(pd, one_phase=True), Transaction(pd, one_phase=True)
+    first.put(b"k", b"1")
+    second.put(b"k", b"2")
+    first.commit()
+    with pytest.raises(WriteConflict):
+        second.commit()
+    assert read(pd, b"k") == b"1"
+
+
+def _methods(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods of the requests to regions from now on."""
+    sent: list[str] = []
+    send = RegionRequester.send
+
+    def noted(self: RegionRequester, region: Any, method: str, *more: Any, **named: Any) -> Any:
+        sent.append(method)
+        return send(self, region, method, *more, **named)
+
+    monkeypatch.setattr(RegionRequester, "send", noted)
+    return sent
 
 
 def test_a_large_transaction_is_cut_into_requests(pd: PdClient) -> None:

@@ -60,14 +60,22 @@ class Mutation:
 class Transaction:
     """One transaction. Not thread-safe. It ends with `commit` or `rollback`.
 
-    `pessimistic`: `lock_keys` locks keys at once, and writes to these cannot conflict at commit.
+    `pessimistic`: `lock_keys` locks keys at once, and writes to these cannot conflict at commit. `one_phase`:
+    if one request to one region holds all keys, and none was locked before, it commits them, as TiDB does by
+    default (`tidb_enable_1pc`); otherwise the transaction has two phases.
     """
 
     def __init__(
-        self, pd: PdClient, *, pessimistic: bool = False, budget_ms: int = DEFAULT_BUDGET_MS
+        self,
+        pd: PdClient,
+        *,
+        pessimistic: bool = False,
+        one_phase: bool = False,
+        budget_ms: int = DEFAULT_BUDGET_MS,
     ) -> None:
         self.start_ts = pd.tso()
         self._pd = pd
+        self._one_phase = one_phase
         self._pessimistic = pessimistic
         self._budget_ms = budget_ms
         self._snapshot = Snapshot(pd, self.start_ts, budget_ms=budget_ms)
@@ -144,7 +152,7 @@ class Transaction:
         """Commit; returns commit_ts (0 if there was nothing to write).
 
         Raises WriteConflict or AlreadyExists after rolling back; Retryable with "undetermined" in it if the
-        primary's commit got no answer, so it is unknown whether the transaction is committed.
+        request that commits the primary got no answer, so it is unknown whether the transaction is committed.
         """
         assert not self._over, "the transaction is over"
         # Before anything can fail: a second `commit` would take another commit_ts.
@@ -153,12 +161,19 @@ class Transaction:
             return 0
         writer = self._writer()
         try:
+            if self._one_phase and not self._locked:
+                # The newest ts, because a reader that begins after the commit must see it.
+                writer.one_phase_above = self._pd.tso()
             writer.prewrite(
                 list(self._mutations.values()), Backoff(self._budget_ms), pessimistic=set(self._locked)
             )
+            if writer.committed_ts:
+                return writer.committed_ts
             # After all prewrites: every read above this ts meets the locks or the commit.
             commit_ts = self._pd.tso()
-        except TidegateError:
+        except TidegateError as error:
+            if writer.one_phase_above:
+                return self._settled(error)
             with contextlib.suppress(Retryable):  # an unreachable store keeps the locks until their TTL ends
                 writer.rollback(self._keys(), Backoff(self._budget_ms // 10))
             raise
@@ -185,6 +200,19 @@ class Transaction:
                 continue
             return 0
         raise Retryable("a transaction's fate is still unknown", where=f"start_ts {self.start_ts}")
+
+    def _settled(self, error: TidegateError) -> int:
+        """The commit_ts of a one-phase commit that failed with `error` and is done nevertheless; else raises.
+
+        Its answer may be lost; and if the region has split since, the repetition meets its own records.
+        """
+        try:
+            commit_ts = self.settle()
+        except Retryable as unknown:
+            raise _undetermined(unknown, f"start_ts {self.start_ts}") from error
+        if commit_ts:
+            return commit_ts
+        raise error
 
     def _keys(self) -> list[bytes]:
         return [m.key for m in self._mutations.values() if m.commits]
@@ -221,6 +249,10 @@ class TwoPhase:
         self._requester = RegionRequester(pd)
         self._resolver = LockResolver(self._requester)
         self._ttl_ms = ttl_ms
+        self.one_phase_above = 0
+        """`prewrite` may commit all keys at a ts above this one; 0: it only locks them."""
+        self.committed_ts = 0
+        """The commit_ts, if `prewrite` has committed them."""
 
     def prewrite(
         self, mutations: Sequence[Mutation], backoff: Backoff, *, pessimistic: Iterable[bytes] = ()
@@ -245,12 +277,7 @@ class TwoPhase:
             # decides.
             self._commit_keys(home if len(home) <= BATCH_KEYS else [self.primary], commit_ts, backoff)
         except Retryable as error:
-            raise Retryable(
-                "a commit is undetermined: the primary's commit got no answer",
-                where=f"start_ts {self.start_ts}, commit_ts {commit_ts}",
-                why=error.what + (f"; {error.why}" if error.why else ""),
-                fix="read the data to see whether it was committed",
-            ) from error
+            raise _undetermined(error, f"start_ts {self.start_ts}, commit_ts {commit_ts}") from error
         done = set(home if len(home) <= BATCH_KEYS else [self.primary])
         rest = [k for k in keys if k not in done]
         if rest:
@@ -334,9 +361,14 @@ class TwoPhase:
             # A key that should be locked and is not has lost its lock to another transaction, which must
             # fail the prewrite.
             request.pessimistic_actions.extend(check if m.key in held else skip for m in batch)
+        # After a split of the region a request has a part of the keys, and must not commit it.
+        if self.one_phase_above and len(batch) == txn_size:
+            request.try_one_pc = True
+            request.min_commit_ts = self.one_phase_above + 1
         while True:
             response = self._requester.send(region, "KvPrewrite", request, backoff)
             if not response.errors:
+                self.committed_ts = int(response.one_pc_commit_ts)
                 return
             self._resolve_locks(response.errors, backoff)
 
@@ -454,6 +486,15 @@ def is_loaded(
             fix="load into an upstream that holds nothing else",
         )
     return found == commit_ts
+
+
+def _undetermined(error: Retryable, where: str) -> Retryable:
+    return Retryable(
+        "a commit is undetermined: the request that commits the primary got no answer",
+        where=where,
+        why=error.what + (f"; {error.why}" if error.why else ""),
+        fix="read the data to see whether it was committed",
+    )
 
 
 def _batches(mutations: list[Mutation]) -> list[list[Mutation]]:
