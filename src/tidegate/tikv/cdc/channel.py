@@ -57,6 +57,7 @@ class _Item(NamedTuple):
     size: int
     alone: bool
     is_error: bool = False
+    is_mark: bool = False
 
 
 class Channel:
@@ -79,13 +80,18 @@ class Channel:
         self._items: deque[_Item] = deque()
         self._bytes = 0
         self._closed = False
-        self._requests = self._errors = 0
+        self._requests = self._errors = self._marks = 0
         self._changed = threading.Condition()
 
     @property
     def queued_bytes(self) -> int:
         """The bytes that wait to be sent."""
         return self._bytes
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether resolved marks wait to be sent."""
+        return self._marks > 0
 
     def put_observed(self, of: Subscription, event: bytes) -> bool:
         """Queue a live event; False if it does not fit the quota."""
@@ -126,7 +132,8 @@ class Channel:
             size = len(mark) + EVENT_OVERHEAD
             # A mark may be dropped, because a later one says more.
             if not self._closed and self._bytes + size <= self._quota and self._budget.has_room(size):
-                self._push(mark, size, alone)
+                self._marks += 1
+                self._push(mark, size, alone, is_mark=True)
 
     def begin_request(self) -> bool:
         """Count a request that arrived. Waits while too many requests of the client are being processed, or
@@ -167,6 +174,7 @@ class Channel:
         with self._changed:
             self._closed = True
             self._items.clear()
+            self._marks = 0
             self._budget.add(-self._bytes)
             self._bytes = 0
             self._changed.notify_all()
@@ -209,12 +217,15 @@ class Channel:
             self._bytes -= size
             self._budget.add(-size)
             self._errors -= sum(item.is_error for item in taken)
+            self._marks -= sum(item.is_mark for item in taken)
             # Wakes the scans that wait for room, and requests that wait for errors to be read.
             self._changed.notify_all()
         return _pack(taken)
 
-    def _push(self, data: bytes, size: int, alone: bool = False, is_error: bool = False) -> None:
-        self._items.append(_Item(data, size, alone, is_error))
+    def _push(
+        self, data: bytes, size: int, alone: bool = False, is_error: bool = False, is_mark: bool = False
+    ) -> None:
+        self._items.append(_Item(data, size, alone, is_error, is_mark))
         self._bytes += size
         self._budget.add(size)
         self._changed.notify_all()
@@ -225,7 +236,7 @@ def _pack(items: list[_Item]) -> list[bytes]:
     messages: list[bytes] = []
     together: list[bytes] = []
     room = 0
-    for data, size, alone, _ in items:
+    for data, size, alone, *_ in items:
         if together and (alone or size > room):
             messages.append(b"".join(together))
             together = []

@@ -32,6 +32,11 @@ far apart already: a tick then shows clients nothing but the time, and costs eac
 ticks once a second (6.5.0: five times)."""
 TICK_SHARE: Final = 0.05
 """The share of a core that ticks of all stores may take: with many downstreams or stores they slow down."""
+FREQUENT_SHARE: Final = 0.01
+"""The same for ticks that are closer than FREQUENT_S."""
+FREQUENT_S: Final = 0.2
+"""Each mark of each downstream costs the client about as much again. So with a hundred downstreams and more,
+ticks are as far apart as those of TiKV 6.5.0."""
 REPEAT_S: Final = 1.0
 """Seconds after which an unchanged resolved ts is sent again, so that clients know the stream is alive."""
 
@@ -121,7 +126,10 @@ class Ticker:
                 delegate.resolve(min_ts)
             now = time.monotonic()
             for connection in self._registrations.connections.values():
-                _report(connection, now)
+                # Marks that still wait would be sent before newer ones, and delay them and the events: with
+                # hundreds of subscriptions a client that is slow for a moment would never catch up.
+                if not connection.channel.has_marks:
+                    _report(connection, now)
         finally:
             self._cpu_s = time.thread_time() - began
             done.set()
@@ -129,7 +137,8 @@ class Ticker:
 
 def pause_s(tick_s: float, cpu_s: float, stores: int) -> float:
     """Seconds between two ticks of a store, if one takes `cpu_s`; all stores share one process here."""
-    return max(tick_s, cpu_s * stores / TICK_SHARE)
+    cpu_s *= stores
+    return max(tick_s, min(FREQUENT_S, cpu_s / FREQUENT_SHARE), cpu_s / TICK_SHARE)
 
 
 def _report(connection: Connection, now: float) -> None:
