@@ -44,10 +44,14 @@ def running_broker() -> Iterator[str]:
 
 
 @contextmanager
-def broker_with_pid() -> Iterator[tuple[str, int]]:
-    """The same, with the process id of the broker."""
+def broker_with_pid(*, optimised: bool = True) -> Iterator[tuple[str, int]]:
+    """The same, with the process id of the broker.
+
+    `optimised`: its JVM compiles a second time what runs often. In the first minutes that compiler takes more
+    than it saves: a third of the broker's CPU with many topics and few rows.
+    """
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-kafka-") as folder:
-        environment = {**os.environ, "TIDEGATE_KAFKA_TIERED": "1"}
+        environment = {**os.environ, **({"TIDEGATE_KAFKA_TIERED": "1"} if optimised else {})}
         command = [str(ROOT / "tools/services"), "start", "kafka", "--dir", folder, "--json"]
         try:
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)

@@ -184,7 +184,7 @@ class Run:
     def start(self, limit: Limit) -> None:
         """Start broker, upstream and capture."""
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
-        self._bootstrap, broker = self._stack.enter_context(broker_with_pid())
+        self._bootstrap, broker = self._stack.enter_context(broker_with_pid(optimised=False))
         upstream = Upstream(folder, self._sizes.loaded + 1, 10)
         self._product = self._stack.enter_context(Feeds(folder, upstream, self._bootstrap, self._server_src))
         self._product.begin()
@@ -264,7 +264,7 @@ class Run:
             writers.pause()
             stack.callback(writers.resume)
             pool = stack.enter_context(ThreadPoolExecutor(2))
-            makers = [pool.submit(stack.enter_context, broker_with_pid()) for _ in range(2)]
+            makers = [pool.submit(stack.enter_context, broker_with_pid(optimised=False)) for _ in range(2)]
             (stopped, stopped_pid), (closed, closed_pid) = (one.result() for one in makers)
             filling = pool.submit(fill, product, sizes.loaded, sizes.load_rows, limit)
             for numbers, bootstrap in ((sizes.stopping, stopped), (sizes.closing, closed)):

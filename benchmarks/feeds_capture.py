@@ -30,7 +30,7 @@ AT_ONCE: Final = 8
 WRITES_A_S: Final = 5
 """Transactions per second for each table."""
 TABLES_A_TXN: Final = 5
-"""Tables in one transaction, to leave the cores to the capture: each transaction has four requests."""
+"""Tables in one transaction, to leave the cores to the capture: each has three requests, and one phase."""
 PAUSED_S: Final = 0.1
 """The pause between two looks of a paused writer."""
 READ_MS: Final = 20
@@ -289,7 +289,7 @@ class RowWriters:
                     due = time.monotonic() + PAUSED_S
                     continue
                 due += 1 / WRITES_A_S
-                transaction = Transaction(pd)
+                transaction = Transaction(pd, one_phase=True)
                 for table in tables:
                     for handle in range(first, first + self._size):
                         transaction.put(keys.int_record(Upstream.id_of(table), handle), self._row)

@@ -5,7 +5,7 @@
 Each piece of work costs much apart from its rows: a wake-up of owner and processor, a bounds file, a
 transaction with its markers at the sink, a report, and a Resolved with another transaction. So up to
 FEW_A_CORE changefeeds with rows for each core move on at once. If there are more, each has a pause, and it
-grows with their number: on 2 cores it is half a second with 20, and from 36 on it is PAUSE_MAX_S, which
+grows with their number: on 2 cores it is 0.7 s with 20, and from 26 on it is PAUSE_MAX_S, which
 bounds the lag that this adds. A changefeed whose rows begin waits for no pause.
 
 `server.pulling.pulse` spaces wake-ups, and so the bounds, by `pause_s`. `pipeline.host.placement` spaces
@@ -29,7 +29,7 @@ that gaps are shorter than pauses. So the cores of a cluster do not count.
 """
 FEW_A_CORE: Final = 2
 """Up to this many changefeeds with rows for each core there is no pause."""
-PIECES_A_CORE: Final = 16
+PIECES_A_CORE: Final = 11
 """About how many pieces begin in a second for each core, if many changefeeds have rows."""
 PAUSE_MAX_S: Final = 1.0
 """The longest pause."""
