@@ -25,8 +25,9 @@ together. A figure is printed when it is found, and the file is written after ea
 In `dead`, `--dead` changefeeds with a second broker and `--closed` with a third one get `--dead-rows` rows
 per second each as well. While they are created and the table to load is filled, no rows flow. Once rows
 flow again and the lag has settled, the second broker is stopped (SIGSTOP), and the third one is killed.
-Then one more changefeed begins with an initial load of `--load-rows` rows, which are read evenly over
-`--seconds`, and the lag is measured.
+Then one more changefeed begins with an initial load of `--load-rows` rows, which are read evenly until the
+end. In the first 10 s workers that wait for dead brokers are found out, and others start in their place: the
+lag of that time is printed apart. After it the lag is measured for `--seconds`.
 
 `active`, `crash`, `death` and `dead` first wait until the lag falls no longer, for at most 40 s, and print
 how long that took. Until then workers start and open their writers.
@@ -79,6 +80,8 @@ LISTS: Final = 100
 COMMANDS: Final = 5
 SETTLE_S: Final = 20.0
 """A changefeed ticks less often when it had no rows for ten seconds; its start counts as rows for two."""
+REACTION_S: Final = 10.0
+"""Seconds after the death of brokers in which their workers are found out and replaced."""
 WARM_MAX_S: Final = 40.0
 """The longest wait after the first rows, in which workers start and open their writers, until the lag has
 settled.
@@ -178,7 +181,7 @@ class Run:
             Phase("busy", self.busy, 25),
             Phase("crash", self.crash, 90),
             Phase("death", self.death, 90),
-            Phase("dead", self.dead, 80 + WARM_MAX_S + self._sizes.seconds),
+            Phase("dead", self.dead, 80 + WARM_MAX_S + REACTION_S + self._sizes.seconds),
         ]
 
     def start(self, limit: Limit) -> None:
@@ -282,10 +285,13 @@ class Run:
             # A stopped process does not end by SIGTERM.
             stack.callback(os.kill, stopped_pid, signal.SIGCONT)
             os.kill(closed_pid, signal.SIGKILL)
-            settings = {"initial_load": True, "load_rows_per_second": max(1, round(rows / sizes.seconds))}
+            load_s = sizes.seconds + REACTION_S
+            settings = {"initial_load": True, "load_rows_per_second": max(1, round(rows / load_s))}
             product.create_feed(sizes.loaded, settings=settings, patience_s=limit.left_s)
-            found, _ = lags(reader, sizes.seconds, limit)
+            figures.add("reaction_p99_ms", lags(reader, REACTION_S, limit)[0]["p99_ms"])
+            found, a_second = lags(reader, sizes.seconds, limit)
             self._add_lags(found)
+            figures.add("rows_per_s", a_second)
             if before := figures.get("active", "p99_ms"):
                 figures.add("times", round(found["p99_ms"] / before, 2))
             self._add_used(meter)

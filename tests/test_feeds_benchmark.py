@@ -168,7 +168,7 @@ def test_rows_are_written_to_each_table_at_the_rate_until_a_pause(monkeypatch: p
     commits: list[list[tuple[int, int]]] = []
 
     class Kept:
-        def __init__(self, pd: object) -> None:
+        def __init__(self, pd: object, *, one_phase: bool) -> None:
             self._rows: list[tuple[int, int]] = []
 
         def put(self, key: bytes, value: bytes) -> None:

@@ -154,6 +154,15 @@ def test_a_cluster_has_workers_for_an_address_with_a_stuck_one() -> None:
     assert rooms(table, free=0) == [0, 0, 1, 1, 8], "a worker that is yet to come may go there"
 
 
+def test_an_address_with_several_stuck_workers_leaves_more_for_others() -> None:
+    """A third one there is stuck, too, more often than not."""
+    table = stuck_at_one()
+    assert rooms(table, free=2 * CORES) == [0, 0, 0, 0, CORES]
+    assert rooms(table, free=2 * CORES + 1) == [0, 0, 1, 1, CORES]
+    back(table, "b", WorkKind.DELIVER, well=False)
+    assert rooms(table, free=2 * CORES) == [0, 1, 1, 1, CORES], "a alone is stuck"
+
+
 def test_an_address_that_is_only_not_proven_has_its_turn() -> None:
     """Nothing but the delivery of such a changefeed can prove its address."""
     table = stuck_at_one()

@@ -73,6 +73,8 @@ class Timetable(Generic[Key]):
         """How many may begin at once, and how many may load. The other workers are left for deliveries."""
         self._reserve = cores
         """How many free workers an address with a stuck worker leaves for the others."""
+        self._reserve_more = 2 * cores
+        """The same if several are stuck there: it is less likely that the next one is not."""
         self._begins: dict[Key, _Waiting[Key]] = {}
         self._loads: Counter[Key] = Counter()
         """The number of waiting shares of each changefeed's load."""
@@ -92,6 +94,7 @@ class Timetable(Generic[Key]):
         self._apart = max(1, cores - 2)
         # There are no more workers than cores, so that as many as on one machine would be all.
         self._reserve = min(2, cores - 1)
+        self._reserve_more = max(self._reserve, cores // 2)
 
     def ask_begin(self, key: Key, address: str, failures: int) -> None:
         """A changefeed waits to begin at a sink's address. `failures`: its consecutive failures before."""
@@ -138,7 +141,7 @@ class Timetable(Generic[Key]):
         if self._addresses[key] in self._tried(WorkKind.DELIVER):
             return 0
         # The next one there may be stuck as well, so a few workers are left for addresses that answer.
-        if 0 < free <= self._reserve and self._proven and self._is_stuck(self._addresses[key]):
+        if self._proven and 0 < free <= self._left_by(self._addresses[key]):
             return 0
         # The first delivery proves the address; only then more workers go there.
         most = min(at_once, self._cores) if self._addresses[key] in self._proven else 1
@@ -205,9 +208,12 @@ class Timetable(Generic[Key]):
         trying = (key for key, one in self._out if one is kind and key not in self._stuck)
         return {self._addresses[key] for key in trying} - self._proven
 
-    def _is_stuck(self, address: str) -> bool:
-        """Whether the address is not proven, and a worker is stuck there."""
-        return address not in self._proven and address in {self._addresses[key] for key in self._stuck}
+    def _left_by(self, address: str) -> int:
+        """How many free workers an address leaves for others: none, if it is proven or no worker stuck."""
+        if address in self._proven:
+            return 0
+        stuck = sum(self._addresses[key] == address for key in self._stuck)
+        return (0, self._reserve, self._reserve_more)[min(stuck, 2)]
 
     def _under_way(self, kind: WorkKind) -> int:
         return sum(count for (_, one), count in self._out.items() if one is kind)
