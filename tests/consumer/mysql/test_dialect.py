@@ -190,3 +190,20 @@ def test_json_of_a_table_without_a_key_is_compared_in_the_servers_own_form(diale
     made = replace(rendered, info=None)
     forms = [has_native_json(one, dialect) for one in (rendered, made)]
     assert forms == [False, dialect is not Dialect.MARIADB]
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize("clustered", [True, False])
+def test_a_clustered_key_is_not_changed_at_tidb(clustered: bool, dialect: Dialect) -> None:
+    """TiDB refuses it at the first statement, after a column may have been added and filled."""
+    info = WIDER.info | {"pk_is_handle": False, "is_common_handle": clustered, "index_info": [PRIMARY_KEY]}
+    other = PRIMARY_KEY | {"idx_cols": [{"name": {"O": "b", "L": "b"}, "offset": 1, "length": -1}]}
+    held, made = (definition.from_info("shop", one, 1) for one in (info, info | {"index_info": [other]}))
+    if clustered and dialect is Dialect.TIDB:
+        with pytest.raises(Fatal, match="it is clustered") as refused:
+            alterations(held, made, None, dialect=dialect)
+        assert f"table {held.name}, primary key a" in refused.value.where
+        assert "--skip-ddl" in refused.value.fix
+    else:
+        text = ", ".join(alterations(held, made, None, dialect=dialect))
+        assert text.startswith("DROP PRIMARY KEY, ADD PRIMARY KEY (`b`)")

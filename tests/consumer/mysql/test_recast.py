@@ -25,6 +25,10 @@ from tests.consumer.mysql.test_ddl import (
     stored,
     texts_by_range,
 )  # fmt: skip
+from tests.consumer.mysql.test_dialect import PRIMARY_KEY
+from tests.consumer.mysql.test_replay import Sql
+from tests.consumer.test_ddl_at_target import message
+from tidegate.consumer.ddl.ddl_plan import plan
 from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.recast import recast
 from tidegate.consumer.mysql.session import Connection, MySqlServer
@@ -185,15 +189,68 @@ def test_a_null_that_becomes_the_time_of_day_stops_the_consumer(
             assert cursor.fetchall() == (("2024-02-29 10:11:12",),)
 
 
+def with_key(create: DdlEvent, *, clustered: bool) -> DdlEvent:
+    """The table of `create`, whose primary key is an index of its own unless it is clustered."""
+    assert create.after is not None
+    if clustered:
+        return create
+    key = {"name": create.after["cols"][0]["name"], "offset": 0, "length": -1}
+    info = {"pk_is_handle": False, "index_info": [PRIMARY_KEY | {"idx_cols": [key]}]}
+    return replace(create, after=create.after | info)
+
+
+@pytest.mark.parametrize(
+    "to", [replace(TEXT, flag=3), column_of(4, 12, -1, flag=3)], ids=["by the server", "by the consumer"]
+)
+@pytest.mark.parametrize("clustered", [True, False])
 def test_a_primary_key_that_is_converted_stays_one(
-    server: MySqlServer, connection: Connection, tmp_path: Path
+    server: MySqlServer, connection: Connection, tmp_path: Path, clustered: bool, to: Column, dialect: Dialect
 ) -> None:
-    cursor, create = connection.cursor(), created(TEXT, 1)
+    cursor, create = connection.cursor(), with_key(created(TEXT, 1), clustered=clustered)
+    change = modified(create, to, at=0)
     with Life(server, "ddl", tmp_path) as life:
         life.ddl(create)
         cursor.execute("INSERT INTO d_part.r VALUES (1, 'a'), (-2, 'b')")
-        life.ddl(modified(create, replace(TEXT, flag=3), at=0))
-    cursor.execute("SELECT id, v FROM d_part.r ORDER BY v")
+        if clustered and dialect is Dialect.TIDB:
+            cursor.execute("SHOW CREATE TABLE d_part.r")
+            before = cursor.fetchall()
+            with pytest.raises(Fatal, match="it is clustered") as stop:
+                life.ddl(change)
+            assert "table d_part.r, primary key id" in stop.value.where
+            cursor.execute("SHOW CREATE TABLE d_part.r")
+            assert cursor.fetchall() == before, "refused before anything is done"
+            by_hand(cursor, to)
+    skipped = {change.finished_ts} if clustered and dialect is Dialect.TIDB else set()
+    with Sql(server, tmp_path, skipped=skipped) as life:
+        life.ddl(create, change)
+        assert shown(cursor, "d_part", "r") == expected(life.target.definitions["d_part", "r"])
+    cursor.execute("SELECT CAST(id AS CHAR), v FROM d_part.r ORDER BY v")
     assert cursor.fetchall() == (("1", "a"), ("-2", "b"))
     cursor.execute("SHOW INDEX FROM d_part.r")
     assert [(row[2], row[4]) for row in cursor.fetchall()] == [("PRIMARY", "id")]
+
+
+def test_what_tidb_does_not_do_is_not_refused_again_if_it_was_done_by_hand(
+    server: MySqlServer, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = created(TEXT, 1)
+    change = modified(create, replace(TEXT, flag=3), at=0)
+    for skipped in (set[int](), {change.finished_ts}):
+        with Sql(server, tmp_path, skipped=skipped) as life, monkeypatch.context() as patched:
+            life.ddl(create)
+            steps, run = plan(change, life.target.definitions.values()), life.target._run
+            patched.setattr(run._hold, "dialect", Dialect.TIDB)
+            if skipped:
+                run.intend(message(change), steps)
+                assert [one.statements for one in run._planned] == [[]]
+            else:
+                with pytest.raises(Fatal, match="it is clustered"):
+                    run.intend(message(change), steps)
+
+
+def by_hand(cursor: Any, to: Column) -> None:
+    """Do as the error advises."""
+    cursor.execute(f"CREATE TABLE d_part.new (id {column_text(to, Dialect.TIDB)} PRIMARY KEY, v VARCHAR(40))")
+    cursor.execute("INSERT INTO d_part.new SELECT * FROM d_part.r")
+    cursor.execute("DROP TABLE d_part.r")
+    cursor.execute("RENAME TABLE d_part.new TO d_part.r")

@@ -34,6 +34,7 @@ from tidegate.consumer.engine.ddl_queue import identity
 from tidegate.consumer.mysql import exchange
 from tidegate.consumer.mysql.ddl_note import progress_text
 from tidegate.consumer.mysql.described import difference
+from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.found import check_columns
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.prune import prune
@@ -190,7 +191,8 @@ class DdlRun:
                 exchange.check_movable(*(known[name] for name in names))
             elif not step.validated:
                 known[names[0]] = misplaced(known[names[0]])  # a person has moved the rows, unchecked
-        rendered = statements(step, known, self._hold.dialect)
+        # If a person has run the DDL, only `known` counts: what TiDB does not do must not refuse it again.
+        rendered = statements(step, known, Dialect.MARIADB if skipped else self._hold.dialect)
         adopted = dict.fromkeys(_adopted(step, was), True)
         return _Planned(number, [] if skipped else rendered, dict(known), adopted)
 

@@ -47,6 +47,7 @@ _TIMES: Final = {7: "TIMESTAMP", 11: "TIME", 12: "DATETIME"}
 _PLAIN: Final = {4: "FLOAT", 5: "DOUBLE", 10: "DATE", 13: "YEAR", 14: "DATE"}
 _TEXTS: Final = {249: "TINYTEXT", 250: "MEDIUMTEXT", 251: "LONGTEXT", 252: "TEXT"}
 _BLOBS: Final = {249: "TINYBLOB", 250: "MEDIUMBLOB", 251: "LONGBLOB", 252: "BLOB"}
+_CLUSTERED: Final = " CLUSTERED"
 _JSON, _VECTOR, _ENUM, _SET, _CHAR = 245, 225, 247, 248, 254
 
 
@@ -100,7 +101,7 @@ def alterations(
 
     `sources`: where each column's values come from; None: the columns are as before. An added column needs
     two statements if its old rows hold another value than new rows get. At TiDB each change is a statement.
-    `filled`: see `recasts`.
+    `filled`: see `recasts`. Fatal for another primary key where TiDB orders the rows by it.
     """
     before, after = _described(held), _described(made)
     was = {column.name: column for column in before.columns}
@@ -114,6 +115,8 @@ def alterations(
             was[filled[column.name]] = column
     old, new = _indexes(held, before), _indexes(made, after)
     changed = {name for name in old if not _same_index(old[name], new.get(name), held, made)}
+    if "" in changed and _primary_key_end(held, dialect) == _CLUSTERED:
+        raise _clustered(held, old[""])
     parts = [
         "DROP PRIMARY KEY" if name == "" else f"DROP INDEX {quoted(name)}" for name in old if name in changed
     ]
@@ -284,7 +287,19 @@ def _primary_key_end(made: Definition, dialect: Dialect) -> str:
         return ""
     assert made.info is not None
     clustered = made.info.get("pk_is_handle") or made.info.get("is_common_handle")
-    return " CLUSTERED" if clustered else " NONCLUSTERED"
+    return _CLUSTERED if clustered else " NONCLUSTERED"
+
+
+def _clustered(held: Definition, key: Index) -> Fatal:
+    names = _names(held)
+    return Fatal(
+        "a primary key cannot be changed at the target",
+        where=f"table {held.name}, primary key {', '.join(names[at] for at in key.columns)}",
+        why="it is clustered, and TiDB neither drops such a key nor changes the types of its columns "
+        "(error 8200)",
+        fix="make a table as it is upstream now, copy the rows into it, and give it the name of the old one; "
+        "then start again with --skip-ddl and the ts of the DDL",
+    )
 
 
 def _index_text(index: Index, names: Mapping[int, str], end: str) -> str:
