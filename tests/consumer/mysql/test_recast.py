@@ -254,3 +254,24 @@ def by_hand(cursor: Any, to: Column) -> None:
     cursor.execute("INSERT INTO d_part.new SELECT * FROM d_part.r")
     cursor.execute("DROP TABLE d_part.r")
     cursor.execute("RENAME TABLE d_part.new TO d_part.r")
+
+
+def test_a_refused_ddl_names_both_statements_and_may_be_done_by_hand(
+    server: MySqlServer, connection: Connection, tmp_path: Path
+) -> None:
+    cursor, create = connection.cursor(), created(column_of(3, 11), 1)
+    change = modified(create, column_of(1, 4))
+    with Life(server, "ddl", tmp_path) as life:
+        life.ddl(create)
+        cursor.execute("INSERT INTO d_part.r VALUES (1, 300)")
+        with pytest.raises(Fatal, match="refuses a DDL of the topic") as stop:
+            life.ddl(change)
+    where = stop.value.where
+    assert f"ts {change.finished_ts}: modify; at the target: ALTER TABLE `d_part`.`r` CHANGE COLUMN" in where
+    assert "out of range" in stop.value.why.lower()
+    assert f"--skip-ddl {change.finished_ts}" in stop.value.fix
+    cursor.execute("UPDATE d_part.r SET v=100")
+    cursor.execute("ALTER TABLE d_part.r MODIFY COLUMN v TINYINT")
+    with Sql(server, tmp_path, skipped={change.finished_ts}) as life:
+        life.ddl(create, change)
+        assert shown(cursor, "d_part", "r") == expected(life.target.definitions["d_part", "r"])

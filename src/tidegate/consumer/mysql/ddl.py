@@ -299,24 +299,26 @@ class DdlRun:
         made = (isinstance(one, Repeatable) and one.text.startswith(MAKES_SCHEMA) for one in earlier)
         return all(made) and not isinstance(next_one, DeleteRows | Recast)
 
-    def _run(self, text: str, session: str) -> None:
-        """Run one statement. `session` is given for SQL of the topic, which the server may not understand."""
-        if not session:
-            self._hold.run_ddl(text)
-            return
-        self._hold.run_ddl(session)
+    def _run(self, text: str, session: str, shown_as: str = "") -> None:
+        """Run one statement. `session` is given for SQL of the topic, which the server may not understand.
+
+        `shown_as`: the statement that an error shows, if this one tries it with a copy of the table.
+        """
+        if session:
+            self._hold.run_ddl(session)
         try:
             self._hold.run_ddl(text)
         except Fatal as error:
             raise (TargetFailed if isinstance(error, TargetFailed) else Fatal)(
                 "the target refuses a DDL of the topic",
-                where=f"ts {self._version}: {self._query[:1000]}",
+                where=f"ts {self._version}: {self._query[:1000]}; at the target: {(shown_as or text)[:1000]}",
                 why=error.why,
                 fix="run it at the target in words that it knows, and start again with --skip-ddl "
                 f"{self._version}; or leave the table out with a [filter] rule of a new changefeed",
             ) from error
         # Not needed after an error: a Fatal ends the run, and a lost connection takes its settings with it.
-        self._hold.run_ddl(USUAL)
+        if session:
+            self._hold.run_ddl(USUAL)
 
     def _evidence(self, statement: Statement, session: str) -> list[str]:
         match statement:
@@ -364,7 +366,7 @@ class DdlRun:
         # A process that died between these statements has left its copy.
         self._hold.run_ddl(f"DROP TABLE IF EXISTS {place}")
         self._hold.run_ddl(f"CREATE TABLE {place} LIKE {qualified(*name)}")
-        self._run(f"ALTER TABLE {place} {text}", session)
+        self._run(f"ALTER TABLE {place} {text}", session, text_of(AlterTable(name, text)))
         found = self._look(scratch)
         self._hold.run_ddl(f"DROP TABLE IF EXISTS {place}")
         return found or ""
