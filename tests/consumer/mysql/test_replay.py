@@ -61,12 +61,17 @@ def consume(
 def test_a_recorded_log_without_headers_is_as_sql_saw_it(
     mariadb: MySqlServer, tmp_path: Path, log: str, at: list[int], dialect: Dialect
 ) -> None:
-    if dialect is Dialect.TIDB and log == "onlineddl":
-        pytest.skip("TiDB 8.4 refuses a MODIFY COLUMN of a partitioned table that the log has")
     lines = lines_of(log)
     topic = bare(topic_of(log, lines[at[-1]].ts))
     forget(mariadb, log, *schemas_of(lines))
     skipped = {ON_EXPRESSION} if log == "onlineddl" else set()
+    if dialect is Dialect.TIDB and log == "onlineddl":
+        # A newer one made the log; 8.4 converts no column of a partitioned table.
+        with pytest.raises(Fatal, match="refuses a DDL of the topic") as stop:
+            consume(mariadb, log, topic, tmp_path, lines[at[-1]].ts, skipped=skipped)
+        assert "MODIFY COLUMN" in stop.value.where.upper()
+        assert "--skip-ddl" in stop.value.fix
+        return
     for line in (lines[number] for number in at):
         assert consume(mariadb, log, topic, tmp_path, line.ts, skipped=skipped).ts == line.ts
         assert differences(mariadb, line, MOMENT_OF_DDL) == {}
@@ -157,13 +162,22 @@ EVERYTHING = steps_of(
 )
 
 
-def test_sql_dies_at_any_step_and_runs_once(mariadb: MySqlServer, cursor: Any, tmp_path: Path) -> None:
+def everything_at(dialect: Dialect) -> list[DdlMessage]:
+    """No TiDB takes a column and an index on it in one statement, so none sends it to a TiDB."""
+    if dialect is not Dialect.TIDB:
+        return EVERYTHING
+    return [replace(one, query=one.query.replace("`un`(`n`)", "`un`(`v`)")) for one in EVERYTHING]
+
+
+def test_sql_dies_at_any_step_and_runs_once(
+    mariadb: MySqlServer, cursor: Any, tmp_path: Path, dialect: Dialect
+) -> None:
     """Each life sees all DDLs from the beginning, as after a position that has not moved."""
-    deaths = 0
+    deaths, messages = 0, everything_at(dialect)
     for dies_at in steps_to_die_at():
         try:
             with Sql(mariadb, tmp_path, dies_at) as life:
-                life.run(EVERYTHING)
+                life.run(messages)
                 held = dict(life.target.definitions)
             break
         except Life.Over:
@@ -198,7 +212,9 @@ def test_one_death_at_each_step_of_a_create(mariadb: MySqlServer, cursor: Any, t
     assert dies_at > 15
 
 
-def test_definitions_survive_a_restart(mariadb: MySqlServer, cursor: Any, tmp_path: Path) -> None:
+def test_definitions_survive_a_restart(
+    mariadb: MySqlServer, cursor: Any, tmp_path: Path, dialect: Dialect
+) -> None:
     with Sql(mariadb, tmp_path) as life:
         life.run(
             steps_of(
@@ -211,7 +227,8 @@ def test_definitions_survive_a_restart(mariadb: MySqlServer, cursor: Any, tmp_pa
         made = life.target.definitions["d_sql", "t"]
     assert made.keys == ("b", "d")
     assert made.generated == ("s", "v")
-    assert [one.mysql_type for one in made.columns] == [3, 8, 246, 12, 247, 252, 251, 16, 13, 3]
+    json = 251 if dialect is Dialect.MARIADB else 245  # there JSON is another word for LONGTEXT
+    assert [one.mysql_type for one in made.columns] == [3, 8, 246, 12, 247, 252, json, 16, 13, 3]
     assert str(made.columns[1].type) == "decimal128(20, 0)"
     with Sql(mariadb, tmp_path) as life:
         assert life.target.definitions["d_sql", "t"] == made
@@ -244,19 +261,18 @@ def test_a_default_is_the_moment_of_the_ddl_in_the_feeds_zone(
 def test_what_the_server_refuses_is_shown_and_may_be_done_by_hand(
     mariadb: MySqlServer, cursor: Any, tmp_path: Path, dialect: Dialect
 ) -> None:
-    if dialect is Dialect.TIDB:
-        pytest.skip("TiDB has indexes on expressions")
-    made, refused = steps_of(
-        "create table t (a int primary key)", "alter table t add index i ((a+1)), add c int"
-    )
+    query = {
+        Dialect.MARIADB: "alter table t add index i ((a+1)), add c int",
+        Dialect.MYSQL: "alter table t add index i ((a)), add c int",
+        Dialect.TIDB: "alter table t add c int, add unique u (c)",
+    }[dialect]
+    made, refused = steps_of("create table t (a int primary key)", query)
     with Sql(mariadb, tmp_path) as life:
         life.run([made])
         with pytest.raises(Fatal, match="refuses a DDL") as stop:
             life.run([refused])
-    assert (
-        "ADD INDEX `i`((`a`+1))" in (stop.value.where + stop.value.why)
-        or "add index i ((a+1))" in stop.value.where
-    )
+    assert query in stop.value.where
+    assert "; at the target: ALTER TABLE `d_sql`.`t` ADD" in stop.value.where.replace(" add", " ADD")
     assert f"--skip-ddl {refused.ts}" in stop.value.fix
     cursor.execute("ALTER TABLE d_sql.t ADD c INT")
     with Sql(mariadb, tmp_path, skipped={refused.ts}) as life:
