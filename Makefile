@@ -54,8 +54,7 @@ kills: setup ## the kill test in its long form: 30 kills
 	@$(PY) -m pytest tests/integration/test_kills.py --kills 30 $(PYTEST_ARGS)
 
 target-servers: setup ## the tests of databases as targets, at a MySQL or TiDB that runs: make target-servers SERVER=127.0.0.1:3306
-	@TIDEGATE_TEST_MYSQL=$(SERVER) $(PY) -m pytest -n 0 tests/consumer/mysql tests/consumer/test_every_served_target.py \
-	    -k "mysql or mariadb" $(PYTEST_ARGS)
+	@TIDEGATE_TEST_MYSQL=$(SERVER) $(PY) -m pytest -n 0 tests/consumer tests/cli/test_quarantine.py $(PYTEST_ARGS)
 
 bank: setup ## a bank into Delta, Iceberg and MariaDB, consumer and producer killed 50 times: make bank N=20
 	@$(PY) -m pytest -s tests/consumer/test_bank.py --bank $(or $(N),50) $(PYTEST_ARGS)

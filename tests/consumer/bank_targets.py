@@ -18,6 +18,7 @@ from tests.consumer.mysql.reading import forget
 from tests.consumer.topics import Event
 from tidegate.consumer.engine.position import Position
 from tidegate.consumer.iceberg.snapshots import open_snapshot as open_iceberg
+from tidegate.consumer.mysql.dialect import DIALECT, Dialect, dialect_of
 from tidegate.consumer.mysql.lanes import lane_of as hashed_lane
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.snapshots import open_snapshot
@@ -28,6 +29,16 @@ HISTORY_LOOKS = 60
 """About this many of all earlier snapshots are read again."""
 CHANGED_MEANWHILE = 1412
 """MariaDB: a table was altered after this transaction's snapshot."""
+WAITING = (
+    "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state='LOCK WAIT'"
+    " UNION ALL SELECT COUNT(*) FROM information_schema.processlist"
+    " WHERE state='Waiting for table metadata lock'"
+)
+WAITING_AT_TIDB = (
+    "SELECT COUNT(*) FROM information_schema.tidb_trx WHERE state='LockWaiting'"
+    " UNION ALL SELECT COUNT(*) FROM mysql.tidb_mdl_view"
+)
+"""The statements that wait for another transaction: of rows, and a DDL."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +198,9 @@ class AtMariaDb:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             # An ALTER that waits for the bystander lets no reader pass, and we are both.
             cursor.execute("SET SESSION lock_wait_timeout=0")
+            cursor.execute(DIALECT)
+            at_tidb = dialect_of(*cursor.fetchone()) is Dialect.TIDB
+        self._waiting = WAITING_AT_TIDB if at_tidb else WAITING
         self._asked_at = 0.0
         self._lane_of = {name: lane_of(name, lanes) for name in TABLES}
 
@@ -240,11 +254,7 @@ class AtMariaDb:
             return False
         self._asked_at = time.monotonic()
         with self._holder.cursor() as cursor:
-            cursor.execute(
-                "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state='LOCK WAIT'"
-                " UNION ALL SELECT COUNT(*) FROM information_schema.processlist"
-                " WHERE state='Waiting for table metadata lock'"
-            )
+            cursor.execute(self._waiting)
             return any(count for (count,) in cursor.fetchall())
 
     def close(self) -> None:

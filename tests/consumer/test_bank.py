@@ -29,7 +29,7 @@ from tidegate.consumer.mysql.session import MySqlServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-CASES = ("global", "lanes", "delta", "iceberg")
+CASES = ("mariadb-global", "mariadb-lanes", "delta", "iceberg")
 QUICK = 6
 """Kills in CI, over all cases."""
 SEED = 11
@@ -161,7 +161,7 @@ def bank(
         target = AtIceberg(tmp_path / "lake")
     else:
         server: MySqlServer = request.getfixturevalue("mariadb")
-        target = AtMariaDb(server, 1 if request.param == "global" else 4, tmp_path / "own")
+        target = AtMariaDb(server, 1 if request.param == "mariadb-global" else 4, tmp_path / "own")
     made = Bank(tmp_path, kafka, topic, target, SEED + CASES.index(request.param))
     made.spark = request.config.getoption("--bank") > QUICK
     yield made
