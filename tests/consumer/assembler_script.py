@@ -7,7 +7,7 @@ take 0:10 1:10                                  hand out the rows up to these bo
 rows                                            how many rows wait
 release                                         the staging files that nobody needs any more
 restart-offset partition=0 next=50              where reading must begin again
-cut upto=30 rows=15                             the ts of a step of about so many rows
+cut 0:30 1:30 rows=15                           the ts of a step of about so many rows
 cut-each 0:30 1:8 rows=40                       the bounds of such a step, without watermarks
 aligned                                         the ts at which all partitions are, if it is one
 """
@@ -54,7 +54,7 @@ class AssemblerScript:
                 partition = command.number("partition")
                 return f"{partition}: from offset {held.restart_offset(partition, command.number('next'))}"
             case "cut":
-                return f"up to {held.cut(command.number('upto'), command.number('rows'))}"
+                return f"up to {held.cut(_bounds(command), command.number('rows'))}"
             case "cut-each":
                 found = held.cut_each(_bounds(command), command.number("rows"))
                 return " ".join(f"{partition} to {upto}" for partition, upto in found.items())

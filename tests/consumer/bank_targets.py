@@ -229,8 +229,14 @@ class AtMariaDb:
         batch, position, begun = found
         cursor.execute("SELECT lane, batch FROM tidegate.lanes WHERE consumer=%s", (self._name,))
         through = {lane for lane, last in cursor.fetchall() if last == batch}
-        before, after = moment(position), moment(begun or position)
-        return {name: after if lane in through else before for name, lane in self._lane_of.items()}
+        return {
+            name: self.moment((begun or position) if lane in through else position, name)
+            for name, lane in self._lane_of.items()
+        }
+
+    def moment(self, position: str | None, name: str) -> int:
+        """The ts at which a table is in this position."""
+        return moment(position)
 
     def history(self) -> Iterator[Seen]:
         """A database has none."""

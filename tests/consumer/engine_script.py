@@ -1,7 +1,8 @@
 """Scripts of the consumer's engine: `testdata/engine/*.txt`. Commands are what partitions bring, and steps.
 
     topic partitions=2 mode=row [until=9]   a fresh target; `begun=0:6,1:6`: a write up to there was cut off
-    topic partitions=a0,b0,b1 mode=row      of several topics; `ddls=a0/b0,b1`: each DDL is on one such group
+    topic partitions=a0,b0,b1 mode=row      of several topics; `ddls=a0/b0,b1`: each DDL is on one such group;
+                                            `apart=1`: the target's readers see each step
     stored mode=row                         the position of an earlier release, as JSON in the body
     read partition=0 next=10                what one fetch brings, in its body
       rows 3..5 at=0                        rows with these commit ts, from this offset on
@@ -12,7 +13,7 @@
       layout 10 epoch=1 old=2 new=3         its Resolved name a change of the number of partitions
     step [rows=100]                         the next step; it is applied
     run                                     steps until nothing moves
-    meet                                    row mode: a snapshot is due
+    meet                                    row and table mode: a snapshot is due
     wanted                                  the partitions that are read on, and from which offset
     marks                                   how many alignment marks wait to be met
     position ts=6                           what is kept with the snapshot
@@ -61,7 +62,8 @@ class EngineScript:
             self._until = int(until) if until else None
             begun = [pair.split(":") for pair in command.options.get("begun", "").split(",") if pair]
             held = {partition_of(number): int(ts) for number, ts in begun}
-            self._flow = Flow(self._position, mode, self._ddl_places, self._until, held or None)
+            apart = "apart" in command.options
+            self._flow = Flow(self._position, mode, self._ddl_places, self._until, held or None, apart=apart)
             return ""
         if command.name == "stored":
             self._position = Position.from_json("".join(command.body))
@@ -101,7 +103,7 @@ class EngineScript:
                 assert self._position is not None
                 if joining := command.options.get("with"):
                     self._position = self._position.over(self._position.topics, [partition_of(joining)])
-                self._flow = Flow(self._position, flow.mode, self._ddl_places, self._until)
+                self._flow = Flow(self._position, flow.mode, self._ddl_places, self._until, apart=flow.apart)
                 return ""
             case "join", names:
                 self._ddl_places = _groups(command)

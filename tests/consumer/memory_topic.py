@@ -145,7 +145,10 @@ def consume_into(
     for kept in (position, begun):
         writer.set_aside.know(kept.set_aside if kept is not None else ())
     bounds = {p: part.applied for p, part in begun.partitions.items()} if begun is not None else None
-    flow = Flow(position, mode, tuple(tuple(g[:1] if first else g) for g in groups.values()), until, bounds)
+    places = tuple(tuple(g[:1] if first else g) for g in groups.values())
+    # As `new_flow` does: of these targets only databases show each step to their readers.
+    apart = mode is Mode.TABLE and writer.target.replays_sql
+    flow = Flow(position, mode, places, until, bounds, apart=apart)
     committer = Committer(flow, writer, position, rows, idle_s=0)
     numbers, soft, whole = count(), writer.selection.soft_deletes, writer.target.every_change
     while True:

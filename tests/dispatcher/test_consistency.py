@@ -10,6 +10,7 @@ from tidegate.codec.entry import DdlTo
 from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.consistency import (
     ROW,
+    TABLE,
     TRANSACTION,
     Ddls,
     Order,
@@ -29,7 +30,7 @@ BEST = Setting(
 
 def said(about: str, level: str, setting: Setting) -> str:
     (found,) = [one for one in promises(setting) if one.about == about]
-    return found.row if level == ROW else found.transaction
+    return {ROW: found.row, TABLE: found.table, TRANSACTION: found.transaction}[level]
 
 
 def test_each_rule_has_its_order_and_the_weakest_counts() -> None:
@@ -108,6 +109,19 @@ def test_what_readers_of_a_target_see_of_a_transaction() -> None:
     assert "every snapshot waits" in said("a partition that lags", ROW, delta)
 
 
+@pytest.mark.parametrize("order", Order)
+def test_table_level_is_transaction_level_within_a_topic(order: Order) -> None:
+    for seen in Visibility:
+        one = replace(BEST, order=order, seen=seen, pieces=True)
+        assert all(promise.table == promise.transaction for promise in promises(one))
+        several = replace(one, topics=True)
+        assert "delays the tables of its topic" in said("a partition that lags", TABLE, several)
+        for about in ("changes of one row", "unique keys", "a DDL", "a restart, a kill"):
+            assert said(about, TABLE, several) == said(about, TRANSACTION, several)
+        transaction = said("one transaction", TABLE, several)
+        assert ("topic" in transaction) is (seen is not Visibility.SNAPSHOTS)
+
+
 def test_where_ddl_messages_are_changes_what_is_said_of_ddl() -> None:
     of_topic = replace(BEST, seen=Visibility.UNKNOWN)
     assert "before all rows after it" in said("a DDL", ROW, of_topic)
@@ -121,7 +135,7 @@ def test_where_ddl_messages_are_changes_what_is_said_of_ddl() -> None:
 def test_levels_that_cannot_be_had_are_named_with_the_reason() -> None:
     assert refusals(BEST) == {}
     unmarked = replace(BEST, marks=False)
-    assert refusals(unmarked).keys() == {TRANSACTION}
+    assert refusals(unmarked).keys() == {TABLE, TRANSACTION}
     said = {one.about: one.row for one in promises(unmarked)}
     assert said.keys() == {one.about for one in promises(BEST)}
     assert "repeats itself" in said["changes of one row"]

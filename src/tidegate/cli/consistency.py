@@ -37,7 +37,10 @@ def of_consumer(topic: Topic, address: Address) -> Setting:
     from tidegate.dispatcher.consistency import Order
 
     found = _setting(
-        Order.UNKNOWN, topic.options, address.seen, pieces=True, topics=True, row_mode=address.row_mode
+        *(Order.UNKNOWN, topic.options, address.seen),
+        pieces=True,
+        topics=len(topic.names) > 1,
+        row_mode=address.row_mode,
     )
     # Messages may have watermarks even if the source URI does not say so.
     return dataclasses.replace(found, marks=not topic.by_offset)
@@ -61,12 +64,13 @@ def _setting(
 
 def as_dict(setting: Setting) -> dict[str, dict[str, str]]:
     """For each possible level, its statement about each subject."""
-    from tidegate.dispatcher.consistency import ROW, TRANSACTION, promises, refusals
+    from tidegate.dispatcher.consistency import ROW, TABLE, TRANSACTION, promises, refusals
 
     refused = refusals(setting)
     found = promises(setting)
     cells = {
         ROW: {one.about: one.row for one in found},
+        TABLE: {one.about: one.table for one in found},
         TRANSACTION: {one.about: one.transaction for one in found},
     }
     return {level: promise for level, promise in cells.items() if level not in refused}
@@ -84,7 +88,7 @@ def line(setting: Setting, mode: str) -> str:
 
 
 def print_table(setting: Setting, chosen: str = "") -> None:
-    """Print a table on standard error: the levels side by side, and why one of them is not possible.
+    """Print a table on standard error: the levels side by side, and why some of them are not possible.
 
     `chosen`: the level in use. Nothing is printed if no level is possible.
     """

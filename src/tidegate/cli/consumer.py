@@ -160,8 +160,10 @@ def run(
     mode: Annotated[
         str,
         typer.Option(
-            help="transaction applies whole transactions over all partitions of all topics; row applies each "
-            "partition as it comes, even on a topic without watermarks (docs/row-mode.md)."
+            help="transaction applies whole transactions over all partitions of all topics; table does so "
+            "for each topic, so that a partition that lags delays only the tables of its topic "
+            "(docs/dispatchers.md#consistency-levels); row applies each partition as it comes, even on a "
+            "topic without watermarks (docs/row-mode.md)."
         ),
     ] = "transaction",
     until: Annotated[
@@ -273,7 +275,7 @@ def run(
         # Only noted: the job looks between two steps, so that no write is cut off.
         signal.signal(number, lambda number, _frame: stopping.append(number))
     if mode not in set(Mode):
-        raise typer.BadParameter(f"'{mode}' is not one of row, transaction", param_hint="--mode")
+        raise typer.BadParameter(f"'{mode}' is not one of {', '.join(Mode)}", param_hint="--mode")
     if schema_changes not in set(SchemaChanges):
         names = ", ".join(SchemaChanges)
         raise typer.BadParameter(f"'{schema_changes}' is not one of {names}", param_hint="--schema-changes")

@@ -113,7 +113,8 @@ def run(
             "this target has no --mode row",
             where=str(address),
             why="a unique value may be taken by a row of one partition before the row of another releases it",
-            fix="leave --mode out: whole transactions are applied then",
+            fix="leave --mode out: whole transactions are applied then; or use --mode table, which applies "
+            "each topic up to its own watermark",
         )
     check_set_aside(settings.set_aside, address)
     with address.opened() as target, _staging(address.folder) as staging:
@@ -237,7 +238,7 @@ class Consumer:
         zone = self._applier.zone
         zone.name = zone.name or position.zone_from("")
         begun = bounds_begun(target.begun, topic, address, settings.until)
-        self._flow = new_flow(topic, settings, position, begun)
+        self._flow = new_flow(topic, settings, position, begun, address.seen)
         self._rounds = FetchRounds(topic, self._flow, self._offsets, staging)
         self._committer = Committer(
             self._flow, self._applier, position, settings.commit_rows, settings.idle_s
@@ -417,7 +418,7 @@ class Consumer:
 
     def _due(self) -> bool:
         now, flow, settings = time.monotonic(), self._flow, self._settings
-        if settings.mode is Mode.ROW and self._committer.age(now) > settings.align_s:
+        if settings.mode is not Mode.TRANSACTION and self._committer.age(now) > settings.align_s:
             flow.meet()
         if settings.until is not None and flow.watermarks.lowest >= settings.until:
             return True

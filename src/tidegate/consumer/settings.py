@@ -40,7 +40,8 @@ class Settings:
     idle_s: float = 30.0
     """Seconds between two snapshots while the topic advances without rows."""
     align_s: float = 10.0
-    """Row mode: seconds for which partitions may advance independently before they meet at a snapshot."""
+    """Row and table mode: seconds for which partitions may advance independently before they meet at a
+    snapshot of a target of files."""
     trust_inserts: bool = True
     group: str = ""
     """A Kafka consumer group that gets the position's offsets, for tools that show lag; empty: none."""

@@ -1,11 +1,11 @@
 """The guarantees of the consistency levels, and their limits, for a dispatcher, a protocol and a target.
 
     row          each partition is applied up to its own watermark; without watermarks, as it is read
+    table        each topic, with all rows of its tables, is applied up to its partitions' lowest watermark
     transaction  all partitions are applied up to the lowest watermark
 
-Users see this at `changefeed create`, which does not know the target, and at `consumer run`, which does not
-know the dispatch rules. A third level, `table`, would let each table advance to its own watermark. It does
-not exist, so it is not in the list. Pure.
+With one topic, `table` is the same as `transaction`. Users see this at `changefeed create`, which does not
+know the target, and at `consumer run`, which does not know the dispatch rules. Pure.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 from tidegate.config.settings import DispatchRule
 
 ROW: Final = "row"
+TABLE: Final = "table"
 TRANSACTION: Final = "transaction"
 
 
@@ -78,6 +79,7 @@ class Promise:
 
     about: str
     row: str
+    table: str
     transaction: str
 
 
@@ -105,7 +107,7 @@ def refusals(setting: Setting) -> dict[str, str]:
     """By level, why it is not available; levels that are available are missing."""
     if not setting.marks:
         why = "the protocol carries no watermarks, so that no reader knows when a transaction is whole"
-        return {TRANSACTION: why}
+        return {TABLE: why, TRANSACTION: why}
     if not setting.row_mode:
         why = "a unique value may be taken in one partition before it is free in another"
         return {ROW: f"{why}, and the target enforces unique keys"}
@@ -115,9 +117,9 @@ def refusals(setting: Setting) -> dict[str, str]:
 def promises(setting: Setting) -> list[Promise]:
     """The guarantees and limits of the levels, each in a short phrase; empty: the level is not available."""
     if not setting.marks:
-        return [Promise(about, row, "") for about, row in _without_marks(setting).items()]
+        return [Promise(about, row, "", "") for about, row in _without_marks(setting).items()]
     return [
-        Promise("changes of one row", _OF_A_ROW[setting.order], "in commit order"),
+        Promise("changes of one row", _OF_A_ROW[setting.order], *["in commit order"] * 2),
         _unique_keys(setting),
         _one_transaction(setting),
         _slow_partition(setting),
@@ -178,16 +180,18 @@ def _without_marks(setting: Setting) -> dict[str, str]:
 def _unique_keys(setting: Setting) -> Promise:
     about, kept = "unique keys", "a value is free before another row takes it"
     if setting.seen is Visibility.SNAPSHOTS:
-        return Promise(about, "not enforced by tables of files", "not enforced by tables of files")
+        return Promise(about, *["not enforced by tables of files"] * 3)
     if setting.order is Order.TABLES and not setting.pieces:
-        return Promise(about, kept, kept)
+        return Promise(about, *[kept] * 3)
     if setting.order is Order.ALIGNED and not setting.pieces:
-        return Promise(about, f"{kept}, if readers wait at alignment marks", kept)
-    return Promise(about, "two rows that exchange a value may collide", kept)
+        return Promise(about, f"{kept}, if readers wait at alignment marks", kept, kept)
+    return Promise(about, "two rows that exchange a value may collide", kept, kept)
 
 
 def _one_transaction(setting: Setting) -> Promise:
-    return Promise("one transaction", _in_row_mode(setting), _WHOLE[setting.seen])
+    whole = _WHOLE[setting.seen]
+    by_table = _WHOLE_BY_TOPIC.get(setting.seen, whole) if setting.topics else whole
+    return Promise("one transaction", _in_row_mode(setting), by_table, whole)
 
 
 _WHOLE: Final = {
@@ -196,6 +200,14 @@ _WHOLE: Final = {
     Visibility.TABLES: "whole in each table up to --transaction-max-bytes; tables may differ during a step",
     Visibility.UNKNOWN: "whole, if all partitions are applied up to the lowest Resolved",
 }
+
+
+_WHOLE_BY_TOPIC: Final = {
+    Visibility.TRANSACTIONS: "whole for every reader in one topic's tables; other topics' may differ",
+    Visibility.TABLES: "whole in each table up to --transaction-max-bytes; tables of other topics may differ",
+    Visibility.UNKNOWN: "whole in each topic's tables, if applied up to the topic's lowest Resolved",
+}
+"""Table mode, if there are several topics. Snapshots wait for all of them."""
 
 
 def _in_row_mode(setting: Setting) -> str:
@@ -214,19 +226,20 @@ def _slow_partition(setting: Setting) -> Promise:
     own = "delays its own rows, and DDL"
     if setting.order is Order.ALIGNED:
         own = "delays its own rows, DDL, and messages behind an alignment mark"
-    row = f"{own}; every snapshot waits for it" if setting.seen is Visibility.SNAPSHOTS else own
-    return Promise("a partition that lags", row, "delays everything")
+    waits = "; every snapshot waits for it" if setting.seen is Visibility.SNAPSHOTS else ""
+    table = f"delays the tables of its topic, and DDL{waits}" if setting.topics else "delays everything"
+    return Promise("a partition that lags", own + waits, table, "delays everything")
 
 
 def _ddl(setting: Setting) -> Promise:
     about, kept = "a DDL", "after all rows before it, before all rows after it"
     if setting.ddls is Ddls.NOWHERE:
-        return Promise(about, *["not on the topic: columns follow the rows"] * 2)
+        return Promise(about, *["not on the topic: columns follow the rows"] * 3)
     if setting.seen is Visibility.UNKNOWN and setting.ddls is Ddls.FIRST:
-        return Promise(about, "on partition 0 alone: the others do not say when it took effect", kept)
-    return Promise(about, kept, kept)
+        return Promise(about, "on partition 0 alone: the others do not say when it took effect", kept, kept)
+    return Promise(about, *[kept] * 3)
 
 
 def _restart(setting: Setting) -> Promise:
     who = "readers of committed messages" if setting.seen is Visibility.UNKNOWN else "the target"
-    return Promise("a restart, a kill", *[f"nothing is lost or doubled for {who}"] * 2)
+    return Promise("a restart, a kill", *[f"nothing is lost or doubled for {who}"] * 3)

@@ -2,7 +2,9 @@
 
 One `commit` ends at the first snapshot it names, so that a long backlog becomes many consistent snapshots of
 about `rows` changes each. A snapshot is named only where all partitions are at one ts and no DDL of that ts
-waits; in row mode that may take several calls. Without watermarks every state can be named.
+waits; in row and table mode that may take several calls. At a target whose readers see each step, partitions
+stay apart in table mode, and a snapshot is the ts up to which all are applied. Without watermarks every state
+can be named.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from tidegate.consumer.engine.position import Position
 
 
 class Committer:
-    """Passes steps of a flow to an applier; `position` is that of the newest snapshot."""
+    """Passes steps of a flow to an applier."""
 
     def __init__(
         self, flow: Flow | OffsetFlow, applier: Applier, position: Position, rows: int, idle_s: float
     ) -> None:
         """`rows`: about how many changes one snapshot takes; `idle_s`: see `commit`."""
         self.position = position
+        """That of the newest snapshot; if partitions are apart, that of the newest step."""
         self.unpublished = False
         """Whether tables hold changes that no snapshot names yet."""
         self._flow, self._applier, self._rows, self._idle_s = flow, applier, rows, idle_s
@@ -47,11 +50,15 @@ class Committer:
                 # The DDL first, then the position: if the process dies in between, the DDL is read again.
                 # `recover` has then undone it, or `has_done` finds it executed.
                 self._applier.ddl(step.messages)
-                self._applier.target.advance(self._reached())
+                reached = self._reached()
+                self._applier.target.advance(reached)
+                self._applied(reached)
                 self.unpublished = True
                 continue
             pieces = self._flow.assembler.take(step.bounds)
-            self._applier.rows(pieces, self._reached())
+            reached = self._reached()
+            self._applier.rows(pieces, reached)
+            self._applied(reached)
             self.unpublished = self.unpublished or bool(pieces)
             # Only now: the target reads its pieces from these files until `rows` returns.
             for file in self._flow.assembler.release():
@@ -82,6 +89,11 @@ class Committer:
     def _reached(self) -> Position:
         """The position once the step that was taken last is applied. It names no snapshot."""
         return self._at(self.position.ts)
+
+    def _applied(self, reached: Position) -> None:
+        if self._flow.apart:
+            # The target has stored it, and it shows how far partitions are ahead of the snapshot.
+            self.position = reached
 
     def _at(self, ts: int) -> Position:
         applier = self._applier

@@ -91,16 +91,17 @@ class Assembler:
         """About how many rows are within the bounds (an upper bound)."""
         return sum(piece.segment.rows for piece in self._pieces(bounds))
 
-    def cut(self, upto: int, max_rows: int, max_bytes: int = STEP_BYTES) -> int:
-        """The largest ts <= upto with about `max_rows` or `max_bytes` waiting up to it.
+    def cut(self, bounds: Mapping[int, int], max_rows: int, max_bytes: int = STEP_BYTES) -> int:
+        """The largest ts with about `max_rows` or `max_bytes` waiting up to it, within the bounds.
 
-        It is above what is applied, so each call makes progress, and rows of one ts stay together.
+        `bounds`: of the partitions that may move. The ts is above what one of them has applied, so each call
+        makes progress, and rows of one ts stay together.
         """
         edges = sorted(
             (min(segment.max_ts, upto), segment.rows, segment.length)
-            for held in self._segments.values()
-            for segment in held
-            if segment.min_ts <= upto and segment.max_ts > self._applied[segment.partition]
+            for partition, upto in bounds.items()
+            for segment in self._segments[partition]
+            if segment.min_ts <= upto and segment.max_ts > self._applied[partition]
         )
         # By last ts, so that a cut at the end of one segment takes whole those that end before it.
         taken = size = 0
@@ -109,7 +110,7 @@ class Assembler:
             # At the end of a segment, not inside: `edges` says nothing of the rows within.
             if taken >= max_rows or size >= max_bytes:
                 return ts
-        return upto
+        return max(bounds.values())
 
     def cut_each(
         self, bounds: Mapping[int, int], max_rows: int, max_bytes: int = STEP_BYTES
@@ -172,6 +173,11 @@ class Assembler:
         """The applied ts when it is the same in all partitions: then the target is consistent. Else None."""
         distinct = set(self._applied.values())
         return distinct.pop() if len(distinct) == 1 else None
+
+    @property
+    def lowest(self) -> int:
+        """The ts up to which the rows of all partitions have been handed out."""
+        return min(self._applied.values())
 
     def restart_offset(self, partition: int, next_offset: int) -> int:
         """Where reading must restart so that no waiting row is lost; `next_offset` when none waits."""

@@ -5,8 +5,9 @@
     next_step()    ->  Rows(bounds) until everything below the next DDL is applied, then Ddls(ts), ...
     position(ts)   ->  what the target must store so that a restart neither loses nor repeats anything
 
-In row mode, partitions of one topic wait for each other at its alignment marks (`meetings`). In transaction
-mode they always advance together. A DDL may be read several times and is executed once (`ddl_queue`).
+In row mode, partitions of one topic wait for each other at its alignment marks (`meetings`). In table and
+transaction mode they always advance together. A DDL may be read several times and is executed once
+(`ddl_queue`).
 
 If a write to the target was interrupted, its bounds come first (`begun`): exactly the rows of that write are
 handed out again, so that what is written twice is the same. After Resolved a partition brings nothing new
@@ -79,16 +80,20 @@ class Flow:
         ddl_places: tuple[tuple[int, ...], ...],
         until: int | None,
         begun: Mapping[int, int] | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         """`position` names every partition; that of a fresh target has ts 0 and the topic's first offsets.
 
         A partition of which nothing is applied, while the position has a ts, belongs to a topic that is read
         from now on. `ddl_places`: as in `Limits`. `begun`: by partition, the ts up to which an interrupted
-        write went.
+        write went. `apart`: the target's readers see each step, so a snapshot is only the ts up to which
+        everything is applied, and partitions need not meet for it.
         """
-        self.mode, self.until = mode, until
+        self.mode, self.until, self.apart = mode, until, apart
         self.align: int | None = None
-        """Row mode: the ts at which all partitions must meet, when a snapshot is due; otherwise None."""
+        """Row and table mode: the ts at which all partitions must meet, when a snapshot is due; otherwise
+        None."""
         self._base, self._begun = position, begun
         self._ddl_places = ddl_places
         self._joining = {number for number, p in position.partitions.items() if position.ts and not p.applied}
@@ -229,14 +234,12 @@ class Flow:
         allowed = self._meetings.lowered(bounds(self.watermarks, self.mode, limits))
         moves = {p: ts for p, ts in allowed.items() if ts > self.assembler.applied(p)}
         if moves:
-            cut = self.assembler.cut(max(moves.values()), max_rows)
+            # Rows of partitions that may not move do not count: the cut could lie below what the others have
+            # applied, and a step would be empty.
+            cut = self.assembler.cut(moves, max_rows)
             # One cut for all partitions, so that a step ends between transactions. A partition that is
             # further stays where it is, because applied rows cannot be taken back.
-            capped = {p: min(ts, max(cut, self.assembler.applied(p))) for p, ts in allowed.items()}
-            # In row mode the cut may lie below what the moving partitions have applied, because rows of
-            # partitions that may not move yet count as well. Then this step would be empty.
-            if any(ts > self.assembler.applied(p) for p, ts in capped.items()):
-                return Rows(capped)
+            return Rows({p: min(ts, max(cut, self.assembler.applied(p))) for p, ts in allowed.items()})
         # After a restart, applied rows may reach further than the watermark: the mark that covers them must
         # be read again, and DDLs of this ts may come before it. So the watermark must reach the ts as well.
         if ddl_ts is not None and self.reached(ddl_ts) and self.watermarks.lowest >= ddl_ts:
@@ -249,7 +252,7 @@ class Flow:
 
     def snapshot(self, after: int) -> int | None:
         """The ts, above `after`, at which the target's state can be named; None when it has no common ts."""
-        ts = self.assembler.aligned
+        ts = self.assembler.lowest if self.apart else self.assembler.aligned
         # docs/guarantees.md#snapshots-are-whole: only where every partition is applied up to the same ts.
         if ts is None or ts <= after or self.ddl_waits_at(ts):
             return None
@@ -261,8 +264,8 @@ class Flow:
         self.align = None
 
     def meet(self) -> None:
-        """Row mode: make partitions wait for each other, so that a snapshot can be named."""
-        if self.align is None:
+        """Row and table mode: make partitions wait for each other, if a snapshot needs it."""
+        if self.align is None and not self.apart:
             # The largest one, because a partition may already be applied up to its own watermark.
             self.align = max(ts for _, ts in self.watermarks.items())
 

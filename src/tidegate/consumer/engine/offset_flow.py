@@ -85,6 +85,7 @@ class OffsetFlow:
     """The flow from one source without watermarks to one target."""
 
     by_offset: Final = True
+    apart: Final = False
     until: Final = None
 
     def __init__(

@@ -36,7 +36,8 @@ class SetAside:
     table: str
     ts: int
     """All rows up to this commit ts are in the table, and no later change; a DDL of this very ts may be
-    missing. By offset: no change above it is in the table, and some below it may be missing."""
+    missing. In a database in table mode, later changes may be in it, up to the moment of its topic. By
+    offset: no change above it is in the table, and some below it may be missing."""
     why: str
     """Why its changes could not be applied, in words."""
 

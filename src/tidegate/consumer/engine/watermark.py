@@ -5,8 +5,10 @@ A partition's *watermark* is the largest Resolved ts read from it: every row of 
 to which everything is complete; it is 0 until every partition has brought a Resolved.
 
 Transaction mode applies all partitions up to one common bound, so the target moves from one consistent state
-to the next. Row mode lets each partition advance to its own watermark. Neither passes a waiting DDL (at F):
-rows <= F are applied first, then the DDL once all partitions have reached F, then rows above.
+to the next. Table mode has such a bound for each topic. All rows of a table are in one topic, so each table
+moves from one consistent state to the next. Row mode lets each partition advance to its own watermark. None
+of them passes a waiting DDL (at F): rows <= F are applied first, then the DDL once all partitions have
+reached F, then rows above.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tidegate.consumer.engine.places import topic_index
+
 
 class Mode(StrEnum):
     """Consistency of the target while it moves."""
 
     ROW = "row"
+    TABLE = "table"
     TRANSACTION = "transaction"
 
 
@@ -86,7 +91,8 @@ class Limits:
     applied past the watermark of a group's furthest partition, because DDLs are known only up to there.
     Empty: each DDL is on every partition."""
     align: int | None = None
-    """Row mode: no partition passes this ts until all have reached it, so that a snapshot can be named."""
+    """Row and table mode: no partition passes this ts until all have reached it, so that a snapshot can be
+    named."""
 
 
 def bounds(watermarks: Watermarks, mode: Mode, limits: Limits) -> dict[int, int]:
@@ -96,8 +102,21 @@ def bounds(watermarks: Watermarks, mode: Mode, limits: Limits) -> dict[int, int]
         # The rows of one transaction may be in any partitions, so none may go further than the slowest.
         common = min([watermarks.lowest, *caps])
         return {partition: common for partition, _ in watermarks.items()}
+    own = dict(watermarks.items())
+    if mode is Mode.TABLE:
+        # Likewise a transaction's rows of one table may be in any partitions of its topic.
+        # docs/guarantees.md#in-table-mode-a-transaction-is-whole-in-each-table
+        own = _lowest_of_topics(own)
     caps += [] if limits.align is None else [limits.align]
     # The furthest of a group: it has read every DDL below its own watermark, and the group's other
     # partitions carry the same DDLs.
     caps += [max(map(watermarks.of, group)) for group in limits.ddl_places]
-    return {partition: min([ts, *caps]) for partition, ts in watermarks.items()}
+    return {partition: min([ts, *caps]) for partition, ts in own.items()}
+
+
+def _lowest_of_topics(watermarks: Mapping[int, int]) -> dict[int, int]:
+    lowest: dict[int, int] = {}
+    for partition, ts in watermarks.items():
+        topic = topic_index(partition)
+        lowest[topic] = min(ts, lowest.get(topic, ts))
+    return {partition: lowest[topic_index(partition)] for partition in watermarks}

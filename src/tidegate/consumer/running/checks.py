@@ -123,11 +123,15 @@ def check_same(
             "table would differ by hours",
             fix=f"give --time-zone {held.time_zone}; if that was wrong, begin a new target",
         )
-    if until is not None and until < held.ts:
+    # A database may hold rows above its snapshot: those of a step that was the last, or of a topic that is
+    # ahead in table mode.
+    furthest = max([held.ts, *(part.applied for part in held.partitions.values() if not held.by_offset)])
+    if until is not None and until < furthest:
         raise InvalidInput(
             "the target is already past --until",
             where=target,
-            why=f"its newest snapshot is at {held.ts}, --until is {until}",
+            why=f"its newest snapshot is at {held.ts}, --until is {until}"
+            + (f", and it holds rows up to {furthest}" if furthest > held.ts else ""),
             fix="read an older snapshot with open_snapshot(dir, at=TS), or use a new directory",
         )
 
@@ -426,6 +430,25 @@ def check_marks_read(topic: Topic, fetched: Iterable[Fetched]) -> None:
                 why=why,
                 fix="fill a new target with --mode transaction, which needs no marks",
             )
+
+
+def check_own_topics(known: dict[tuple[str, str], str], topic: Topic, fetched: Iterable[Fetched]) -> None:
+    """Fatal when a table has rows in two topics. For table mode, where topics do not wait for each other.
+
+    `known`: in which topic each table was found so far; it gets those of this round.
+    """
+    for part in fetched:
+        here, _ = topic.place(part.partition)
+        for run in part.segments:
+            name = run.schema, run.table
+            if (first := known.setdefault(name, here)) != here:
+                raise Fatal(
+                    "a table has rows in two topics, and table mode applies each topic on its own",
+                    where=f"table {'.'.join(name)}: topic {first}, and {topic.where(part.partition)}, "
+                    f"offset {run.first_offset}",
+                    why="the changefeed's topic rules have changed",
+                    fix="use --mode transaction until the consumer is past that place, then --mode table",
+                )
 
 
 def check_not_repartitioned(topic: Topic, fetched: Iterable[Fetched]) -> None:

@@ -16,9 +16,11 @@ from functools import partial
 from tidegate.codec.entry import DdlTo
 from tidegate.codec.registry import reader_of
 from tidegate.consumer.applying.changes import sides_of
+from tidegate.consumer.applying.target import Name
 from tidegate.consumer.engine.flow import Flow
 from tidegate.consumer.engine.offset_flow import Group, OffsetFlow
 from tidegate.consumer.engine.position import Position
+from tidegate.consumer.engine.watermark import Mode
 from tidegate.consumer.reading.offsets import Offsets
 from tidegate.consumer.reading.source import Topic
 from tidegate.consumer.running.checks import (
@@ -27,6 +29,7 @@ from tidegate.consumer.running.checks import (
     check_followed,
     check_ids,
     check_joining,
+    check_own_topics,
     check_partitions,
     check_there,
 )
@@ -35,6 +38,7 @@ from tidegate.consumer.running.rounds import News, unread_of
 from tidegate.consumer.running.stall_detector import StallDetector
 from tidegate.consumer.selecting.selection import Selection
 from tidegate.consumer.settings import Settings
+from tidegate.dispatcher.consistency import Visibility
 from tidegate.model.timestamp import compose
 
 
@@ -55,12 +59,18 @@ class Membership:
     """Kafka's id of each topic, by name."""
     added: set[int] = field(default_factory=set)
     """Partitions that were added to a topic while it was read."""
+    homes: dict[Name, str] = field(default_factory=dict)
+    """Table mode: the topic in which each table's rows were found."""
 
     def check(self, news: News) -> None:
-        """Fatal when a topic was replaced, or has partitions that should be read and are not."""
+        """Fatal when a topic was replaced, has partitions that should be read and are not, or has rows of
+        another topic's table in table mode.
+        """
         # docs/guarantees.md#a-snapshot-never-lacks-rows-in-silence: with every round, before the flow takes
         # anything of it.
         check_ids(self.ids, news.ids, self.target)
+        if isinstance(self.flow, Flow) and self.flow.mode is Mode.TABLE:
+            check_own_topics(self.homes, self.topic, news.fetched)
         if news.partitions:
             known = list(self.flow.next_offsets())
             idle = set(unread_of(self.topic, self.flow, news.partitions))
@@ -121,15 +131,19 @@ class Membership:
 
 
 def new_flow(
-    topic: Topic, settings: Settings, position: Position, begun: Mapping[int, int] | None
+    topic: Topic, settings: Settings, position: Position, begun: Mapping[int, int] | None, seen: Visibility
 ) -> Flow | OffsetFlow:
-    """The flow of a run that begins at `position`; `begun`: as returned by `bounds_begun`."""
+    """The flow of a run that begins at `position`. `begun`: as returned by `bounds_begun`; `seen`: what the
+    target's readers see.
+    """
     numbers = list(position.partitions)
     ddl_to = reader_of(topic.options).ddl_to
     if topic.clock is not None:
         groups, sides = groups_of(topic, numbers, ddl_to), partial(sides_of, clock=topic.clock)
         return OffsetFlow(position, groups, sides, begun, lambda: compose(time.time_ns() // 1_000_000))
-    return Flow(position, settings.mode, places_of_ddl(topic, numbers, ddl_to), settings.until, begun)
+    apart = settings.mode is Mode.TABLE and seen is not Visibility.SNAPSHOTS
+    places = places_of_ddl(topic, numbers, ddl_to)
+    return Flow(position, settings.mode, places, settings.until, begun, apart=apart)
 
 
 def places_of_ddl(topic: Topic, numbers: list[int], ddl_to: DdlTo) -> tuple[tuple[int, ...], ...]:
