@@ -34,7 +34,7 @@ from benchmarks.show import Ticker, machine, table
 from benchmarks.to_delta import READY_S
 from tools.processes import Child, descendants
 
-from tidegate.consumer.mysql.lanes import LANES
+from tidegate.consumer.mysql.atomicity import LANES
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.model.timestamp import compose
 

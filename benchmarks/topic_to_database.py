@@ -62,7 +62,7 @@ from benchmarks.show import Progress, Ticker, machine, table
 from benchmarks.to_database import NoDigest, emptied
 from benchmarks.visibility import COMMIT_INTERVAL_S, RATE, SECONDS, WARM_UP_S, visibility
 
-from tidegate.consumer.mysql.lanes import LANES
+from tidegate.consumer.mysql.atomicity import LANES
 from tidegate.consumer.mysql.literals import inserts
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.tables import create_table, qualified

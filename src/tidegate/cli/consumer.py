@@ -70,14 +70,23 @@ def run(
         ),
     ] = None,
     lanes: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             max=64,
-            help="For a database: the number of connections that write in parallel; a table uses one. "
-            "With 1, readers of the database see whole transactions over all tables.",
+            help="For a database: how many connections write in parallel (default 4); 1 is atomicity global.",
+            show_default=False,
         ),
-    ] = 4,
+    ] = None,
+    atomicity: Annotated[
+        str,
+        typer.Option(
+            help="For a database: global is one lane, and readers see whole transactions over all tables; "
+            "table, the default, is one lane for each table; none spreads the rows of a table whose key is "
+            "of integers and its only unique index (docs/databases.md#what-readers-of-the-database-see).",
+            show_default=False,
+        ),
+    ] = "",
     adopt: Annotated[
         bool,
         typer.Option(
@@ -91,8 +100,8 @@ def run(
         typer.Option(
             min=1 << 20,
             help="For a database: a transaction with more row data than this is split, and readers "
-            "see some of it before the rest (default 1 GiB). With --lanes 1 it is refused instead; there the "
-            "default is no limit.",
+            "see some of it before the rest (default 1 GiB). With --atomicity global it is refused instead; "
+            "there the default is no limit.",
         ),
     ] = None,
     skip_ddl: Annotated[
@@ -153,8 +162,8 @@ def run(
         typer.Option(
             "--set-aside",
             help="If changes of a table cannot be applied, leave the table as it is and continue with the "
-            "others; `consumer status` lists it. Refused with --lanes 1. Without it, the consumer stops "
-            "(docs/set-aside.md).",
+            "others; `consumer status` lists it. Refused with --atomicity global. Without it, the consumer "
+            "stops (docs/set-aside.md).",
         ),
     ] = False,
     mode: Annotated[
@@ -288,7 +297,7 @@ def run(
             source=source,
             target=target,
             database=DatabaseSettings(
-                *(name, folder, lanes, adopt, frozenset(skip_ddl or ()), transaction_max_bytes)
+                *(name, folder, lanes, adopt, frozenset(skip_ddl or ()), transaction_max_bytes, atomicity)
             ),
             rules=Rules(
                 include=tuple(include or ()),

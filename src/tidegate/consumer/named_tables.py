@@ -36,7 +36,7 @@ def named_tables(target: str | Path, at: int | None = None) -> tuple[int, list[N
             "a database has no snapshots to read by",
             where="--target",
             why="its tables hold one state only, the newest",
-            fix="query its tables; with --lanes 1 every reader sees whole transactions",
+            fix="query its tables; with --atomicity global every reader sees whole transactions",
         )
     scheme = str(target).partition("://")[0]
     if scheme in (SCHEME, BUCKETS):

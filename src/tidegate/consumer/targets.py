@@ -12,7 +12,7 @@ from tidegate.consumer.iceberg.scheme import BUCKETS as ICEBERG_BUCKETS
 from tidegate.consumer.iceberg.scheme import SCHEME as ICEBERG
 from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.lakehouse.write_mode import DEFAULT, WriteMode
-from tidegate.consumer.mysql.lanes import LANES
+from tidegate.consumer.mysql.atomicity import Atomicity, chosen
 from tidegate.consumer.mysql.session import SCHEMES, MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.parquet.address import BUCKETS as LOG_BUCKETS
@@ -32,13 +32,16 @@ class DatabaseSettings:
     """The consumer's name, under which the target stores its position."""
     folder: Path | None = None
     """The folder for the consumer's own files; None: `tidegate-consumer-NAME` in the working directory."""
-    lanes: int = LANES
+    lanes: int | None = None
+    """None: as many as the atomicity needs (`mysql.atomicity.chosen`)."""
     adopt: bool = False
     """Whether tables that exist already become the consumer's."""
     skip_ddls: Set[int] = frozenset()
     """The ts of DDLs that a person has executed at the target in another form."""
     transaction_bytes: int | None = None
     """The largest transaction of a lane, in bytes of staged rows (`mysql.parts.check_size`)."""
+    atomicity: str = ""
+    """none, table or global (`mysql.atomicity`); empty: as the address and the number of lanes say."""
 
 
 def address_of(
@@ -72,9 +75,14 @@ def address_of(
             fix=f"leave it out, or write --target {LOGS}:///absolute/directory",
         )
     if text.partition("://")[0] not in SCHEMES:
-        if database.adopt or database.skip_ddls:
+        given = {
+            "--adopt": database.adopt,
+            "--skip-ddl": database.skip_ddls,
+            "--atomicity": database.atomicity,
+        }
+        if option := next((name for name, value in given.items() if value), ""):
             raise InvalidInput(
-                f"{'--adopt' if database.adopt else '--skip-ddl'} is for databases",
+                f"{option} is for databases",
                 where=shown(text),
                 why="a target of files makes its own tables, and no other program writes them",
                 fix="leave it out, or write --target mysql://user@host:port/",
@@ -88,12 +96,14 @@ def address_of(
         return DeltaAddress(target_directory(target), upkeep, write_mode)
     server = MySqlServer.from_uri(text)
     folder = _own_folder(database, str(server))
+    level, lanes = chosen(database.atomicity, database.lanes, text)
     return MySqlAddress(
-        *(server, database.name, folder, database.lanes),
+        *(server, database.name, folder, lanes),
         adopting=database.adopt,
         skipped=database.skip_ddls,
         transaction_bytes=database.transaction_bytes,
         by_offset=by_offset,
+        spreads=level is Atomicity.NONE,
     )
 
 

@@ -45,6 +45,7 @@ class Visibility(StrEnum):
     SNAPSHOTS = "named snapshots only"
     TRANSACTIONS = "each step at once"
     TABLES = "each table's part of a step at once"
+    ROWS = "rows of a table in any order during a step"
     UNKNOWN = "it is not known who reads the topic"
 
 
@@ -198,6 +199,7 @@ _WHOLE: Final = {
     Visibility.SNAPSHOTS: "whole in each snapshot, over all tables",
     Visibility.TRANSACTIONS: "whole for every reader, over all tables",
     Visibility.TABLES: "whole in each table up to --transaction-max-bytes; tables may differ during a step",
+    Visibility.ROWS: "whole after each step; during it its rows may be seen apart, also those of one table",
     Visibility.UNKNOWN: "whole, if all partitions are applied up to the lowest Resolved",
 }
 
@@ -205,6 +207,7 @@ _WHOLE: Final = {
 _WHOLE_BY_TOPIC: Final = {
     Visibility.TRANSACTIONS: "whole for every reader in one topic's tables; other topics' may differ",
     Visibility.TABLES: "whole in each table up to --transaction-max-bytes; tables of other topics may differ",
+    Visibility.ROWS: "whole in one topic's tables after each step; during it its rows may be seen apart",
     Visibility.UNKNOWN: "whole in each topic's tables, if applied up to the topic's lowest Resolved",
 }
 """Table mode, if there are several topics. Snapshots wait for all of them."""

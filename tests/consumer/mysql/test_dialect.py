@@ -170,7 +170,7 @@ def test_a_step_in_parts_is_never_one_transaction_at_tidb(most: int | None) -> N
     assert check_size([Part()], most, 4, "here", Dialect.TIDB)
     with pytest.raises(Fatal, match="larger than TiDB should hold") as refused:
         check_size([Part()], most, 1, "here", Dialect.TIDB)
-    assert "--lanes" in refused.value.fix
+    assert "--atomicity table" in refused.value.fix
     assert "--transaction-max-bytes" not in str(refused.value)
 
 

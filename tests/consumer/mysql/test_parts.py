@@ -380,7 +380,7 @@ def test_one_lane_refuses_what_is_larger_than_a_transaction_may_be(
     with pytest.raises(Fatal, match=f"larger than {limit}") as refused:
         consume(address(server, tmp_path, lanes=1, transaction=1), swaps(), 300)
     assert ("--transaction-max-bytes" in refused.value.fix) == (dialect is not Dialect.TIDB)
-    assert "--lanes" in refused.value.fix
+    assert "--atomicity table" in refused.value.fix
     assert held(server) == before()
     consume(address(server, tmp_path, lanes=1), swaps(), 300, sizes=sizes)
     assert held(server) == after()

@@ -11,6 +11,8 @@ from typing import Any
 import pymysql
 import pytest
 
+from tidegate.consumer.mysql.atomicity import MANY
+from tidegate.consumer.mysql.literals import KEYS
 from tidegate.consumer.mysql.session import Connection, MySqlServer
 
 NUMBERS = itertools.count()
@@ -259,6 +261,32 @@ def test_a_small_table_is_read_whole(mariadb: MySqlServer, server: Connection, s
         ask(server, f"DELETE FROM t WHERE (a, b) IN ({half})")
     assert waits.value.args[0] == pymysql.constants.ER.LOCK_WAIT_TIMEOUT
     other.close()
+
+
+@pytest.mark.parametrize("keys", ["a", "a, b"])
+def test_a_delete_of_a_small_part_waits_for_no_other_row(
+    mariadb: MySqlServer, server: Connection, schema: str, keys: str
+) -> None:
+    """So lanes may share a table, if each DELETE names few of its rows."""
+    ask(server, f"CREATE TABLE t (a INT, b INT, PRIMARY KEY ({keys})) ENGINE=InnoDB")
+    ask(server, f"INSERT INTO t SELECT seq, seq FROM {numbers(server, MANY)}")
+    odd, even = range(1, 2 * KEYS, 2), range(2, 2 * KEYS, 2)
+
+    def delete(numbers: range) -> str:
+        if "b" in keys:
+            return f"DELETE FROM t WHERE {' OR '.join(f'(a={n} AND b={n})' for n in numbers)}"
+        return f"DELETE FROM t WHERE a IN ({','.join(map(str, numbers))})"
+
+    other = mariadb.connect()
+    try:
+        other.select_db(schema)
+        other.begin()
+        ask(other, delete(odd))
+        ask(server, "SET innodb_lock_wait_timeout=0")
+        with server.cursor() as cursor:
+            assert cursor.execute(delete(even)) == len(even)
+    finally:
+        other.close()  # otherwise the schema could not be dropped
 
 
 def test_null_and_equal_texts_in_a_unique_key(mariadb: MySqlServer, server: Connection, schema: str) -> None:

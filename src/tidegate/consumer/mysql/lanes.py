@@ -1,8 +1,8 @@
 """The lanes of a database target: connections side by side, each of which writes some of the tables.
 
 Each table is assigned to one lane by a hash of the table's name, so that its deletes and inserts are one
-transaction. Nothing is retried in the connection in which it failed: a lane whose write failed has no
-connection until the next write.
+transaction. `atomicity` says which tables may be spread over all lanes. Nothing is retried in the connection
+in which it failed: a lane whose write failed has no connection until the next write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
 from tidegate.errors import Fatal
 
-LANES: Final = 4
 DEPRECATED: Final = frozenset({1287, 1681})
 """Codes of warnings about a statement's words, not about its values."""
 
@@ -39,9 +38,18 @@ def lane_of(schema: str, table: str, lanes: int) -> int:
 class Lanes:
     """The lanes of one target. Calls come from one thread; each lane writes in a thread of its own."""
 
-    def __init__(self, server: MySqlServer, hold: Hold, batch: Batch, count: int, stats: Stats) -> None:
-        """`stats`: counts the rows to delete that were not found."""
-        self.count = count
+    def __init__(
+        self,
+        server: MySqlServer,
+        hold: Hold,
+        batch: Batch,
+        count: int,
+        stats: Stats,
+        *,
+        spreads: bool = False,
+    ) -> None:
+        """`stats`: counts the rows to delete that were not found. `spreads`: tables may be spread."""
+        self.count, self.spreads = count, spreads
         self._server, self._hold, self._batch, self._stats = server, hold, batch, stats
         self._connections: dict[int, Connection] = {}
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="lane")

@@ -15,6 +15,7 @@ from typing import Final
 
 from tidegate.consumer.applying.target import Name, NetChanges, Parted, blaming
 from tidegate.consumer.engine.position import Position
+from tidegate.consumer.mysql.atomicity import can_spread, is_spread, spread
 from tidegate.consumer.mysql.attempts import Attempts
 from tidegate.consumer.mysql.digest import Digest, kind_of
 from tidegate.consumer.mysql.hold import Hold
@@ -68,8 +69,9 @@ class RowWriter:
         # Everything is rendered before the batch begins, because the digests of all lanes are stored before
         # the first row is written.
         lanes: dict[int, Statements] = {}
-        for number, part in filter(None, (done.result() for done in work)):
-            lanes.setdefault(number, Statements(self._digest())).add(part)
+        for done in work:
+            for number, part in done.result().items():
+                lanes.setdefault(number, Statements(self._digest())).add(part)
         position = reached.to_json()
         # Without rows nothing must be durable first. A write that was begun must be ended even so.
         if not lanes and not parted and not is_begun:
@@ -138,16 +140,32 @@ class RowWriter:
 
         return write
 
-    def _ready(self, net_changes: NetChanges) -> tuple[int, Statements] | None:
-        """The statements of one table, and the number of its lane."""
+    def _ready(self, net_changes: NetChanges) -> dict[int, Statements]:
+        """The statements of one table, by the numbers of its lanes."""
         changes = net_changes()
         if changes is None:
-            return None
+            return {}
         table = changes.definition
-        with blaming((table.schema, table.table)):
+        with blaming(_name(table)):
             self._uniques.check(table)
-            made = whole(changes, self.packet, self._digest(), self._hold.dialect)
-        return self._lanes.of(table.schema, table.table), made
+            many = self._may_spread(table) and is_spread(changes)
+            # docs/guarantees.md#each-change-is-in-a-target-once: by the key alone. So a restart deals the
+            # rows to the same lanes, and those that have committed theirs do not write them again.
+            parts = spread(changes, self._lanes.count) if many else {self._lanes.of(*_name(table)): changes}
+            return {
+                lane: whole(part, self.packet, self._digest(), self._hold.dialect)
+                for lane, part in parts.items()
+            }
+
+    def _may_spread(self, table: Definition) -> bool:
+        return self._lanes.spreads and can_spread(table) and self._uniques.only_keyed(table)
+
+    def lanes_of(self, name: Name) -> list[int]:
+        """The lanes that may write rows of a table."""
+        table = self._definition(name)
+        if table is not None and self._may_spread(table):
+            return list(range(self._lanes.count))
+        return [self._lanes.of(*name)]
 
     def _part(self, table: Parted, part: int, inserting: bool) -> Statements:
         made = Statements(self._digest())
@@ -162,3 +180,7 @@ class RowWriter:
     def close(self) -> None:
         """Wait for tables that are being read."""
         self._change_readers.shutdown()
+
+
+def _name(table: Definition) -> Name:
+    return table.schema, table.table

@@ -20,6 +20,7 @@ from pymysql.constants import CLIENT, CR, ER
 
 from tidegate.config.values import Secret, revealed
 from tidegate.consumer.applying.target import TargetFailed
+from tidegate.consumer.mysql.atomicity import OPTION
 from tidegate.consumer.mysql.ticdc_options import replaced
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
@@ -31,8 +32,8 @@ SCHEMA: Final = "tidegate"
 """The schema of our own tables at the target."""
 PASSWORD: Final = "TIDEGATE_TARGET_PASSWORD"
 """The environment variable for the target's password."""
-OPTIONS: Final = ("password-file", "ssl-ca", "ssl-cert", "ssl-key")
-"""Options of a target's address; each is the path of a file."""
+OPTIONS: Final = ("password-file", "ssl-ca", "ssl-cert", "ssl-key", OPTION)
+"""Options of a target's address. `atomicity` reads the last one; each other is the path of a file."""
 CONNECT_S: Final = 10
 SQL_MODE: Final = "STRICT_TRANS_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES"
 """Strict, because otherwise values are clipped. An auto-increment key of 0 stays 0, and dates that no

@@ -26,12 +26,13 @@ from tidegate.consumer.ddl import ddl_steps
 from tidegate.consumer.ddl.ddl_steps import Dropped
 from tidegate.consumer.engine.position import Position, SetAside
 from tidegate.consumer.mysql import set_aside
+from tidegate.consumer.mysql.atomicity import LANES
 from tidegate.consumer.mysql.attempts import Attempts
 from tidegate.consumer.mysql.by_hand import MySqlByHand
 from tidegate.consumer.mysql.ddl import DdlRun
 from tidegate.consumer.mysql.ddl_note import begun_in
 from tidegate.consumer.mysql.hold import Hold
-from tidegate.consumer.mysql.lanes import LANES, Lanes
+from tidegate.consumer.mysql.lanes import Lanes
 from tidegate.consumer.mysql.literals import MySqlValues
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.row_writer import RowWriter
@@ -56,8 +57,10 @@ class MySqlTarget:
         skipped: Set[int] = frozenset(),
         transaction_bytes: int | None = None,
         by_offset: bool = False,
+        spreads: bool = False,
     ) -> None:
-        """`adopting`, `skipped`: see `DdlRun`; `transaction_bytes`: see `parts.check_size`.
+        """`adopting`, `skipped`: see `DdlRun`; `transaction_bytes`: see `parts.check_size`; `spreads`: see
+        `MySqlAddress`.
 
         `by_offset`: partitions may be at different moments, so a table with another unique index than its key
         is refused.
@@ -66,7 +69,8 @@ class MySqlTarget:
         self._adopting, self._skipped = adopting, skipped
         self._hold = Hold(server, consumer)
         self._progress = Progress(self._hold)
-        self._lanes = Lanes(server, self._hold, self._progress.batch, lanes, self.stats)
+        batch = self._progress.batch
+        self._lanes = Lanes(server, self._hold, batch, lanes, self.stats, spreads=spreads)
         self._definitions: dict[Name, Definition] = {}
         self._attempts = Attempts(self._progress, self._lanes)
         uniques = UniqueChecks(self._hold, self._attempts, by_offset=by_offset)
@@ -196,7 +200,7 @@ class MySqlTarget:
             if not attempt:
                 # Waits for a transaction whose end is not known, and reads which lanes are committed.
                 self._attempts.take_again()
-            lanes = sorted({self._lanes.of(*name) for name in failed.names})
+            lanes = sorted({lane for name in failed.names for lane in self._rows.lanes_of(name)})
             entries = set_aside.note(
                 self._progress, self._attempts.held, failed, begin, lanes, self._run.attempted
             )
@@ -235,6 +239,8 @@ class MySqlAddress:
     """See `parts.check_size`."""
     by_offset: bool = False
     """Whether the topic is read by offset, without watermarks."""
+    spreads: bool = False
+    """Whether the rows of a table may be in several lanes: atomicity `none`."""
 
     @property
     def row_mode(self) -> bool:
@@ -252,8 +258,10 @@ class MySqlAddress:
 
     @property
     def seen(self) -> Visibility:
-        """With one lane, whole steps; with several, each table's part of a step, as a table has one lane."""
-        return Visibility.TRANSACTIONS if self.lanes == 1 else Visibility.TABLES
+        """With one lane, whole steps; with several, each table's part of a step, unless tables are spread."""
+        if self.lanes == 1:
+            return Visibility.TRANSACTIONS
+        return Visibility.ROWS if self.spreads else Visibility.TABLES
 
     @contextmanager
     def opened(self) -> Iterator[MySqlTarget]:
@@ -265,6 +273,7 @@ class MySqlAddress:
             skipped=self.skipped,
             transaction_bytes=self.transaction_bytes,
             by_offset=self.by_offset,
+            spreads=self.spreads,
         )
         try:
             yield target

@@ -22,14 +22,14 @@ REPLACED: Final = {
     "cache-prep-stmts": "values are written into the statements, and none is prepared",
     "tidb-txn-mode": "transactions are always pessimistic, which fences earlier consumers",
     "safe-mode": "each change is written once, after a restart too",
-    "transaction-atomicity": "--lanes 1 makes each step one transaction; with more, each table has its own",
     "time-zone": "--time-zone ZONE is the zone of the topic's TIMESTAMPs; sessions of the target use UTC",
     "timeout": "a connection is tried for 10 seconds",
     "read-timeout": _NO_LIMIT,
     "write-timeout": _NO_LIMIT,
     "has-vector-type": "types are read from the topic and from the target",
 }
-"""By TiCDC's option, what takes its place. `ssl-ca`, `ssl-cert` and `ssl-key` are the same here."""
+"""By TiCDC's option, what takes its place. `ssl-ca`, `ssl-cert`, `ssl-key` and `transaction-atomicity` exist
+here, too."""
 
 
 def replaced(names: Iterable[str]) -> list[tuple[str, str]]:
