@@ -23,6 +23,7 @@ from tidegate.eventstore import damage, directory_kernels, reader, recovery, seg
 from tidegate.eventstore.damage import Damage
 from tidegate.eventstore.manifest import MANIFEST, Manifest, ManifestFile, span_folder
 from tidegate.eventstore.merging import mergeable
+from tidegate.eventstore.removed_files import RemovedFiles
 from tidegate.eventstore.segment import DamagedSegment, Durability, Segment, SegmentInfo
 from tidegate.model import timestamp
 from tidegate.model.span import Span
@@ -38,6 +39,7 @@ class Disk(recovery.Publisher, Protocol):
     folder: Path
     durable: Durability
     kv_mode: str
+    removed: RemovedFiles
 
     def charge(self, memory: int = 0, disk: int = 0) -> None:
         """Count bytes that were added or (if negative) removed."""
@@ -183,7 +185,7 @@ class SpanFiles:
         self.claim = (self.claim[0], version)
         self._moved()
         for info in self._old:
-            (self._folder / info.file).unlink(missing_ok=True)
+            self._store.removed.remove(self._folder / info.file, info.bytes)
         self._old = []
         self._measure()
 
@@ -282,10 +284,12 @@ class SpanFiles:
         try:
             self._store.admit()
             index = directory_kernels.tables_of if self._store.kv_mode == TABLE_MODE else None
-            return segment.write(self._folder, _file_name(number), facts, batches, self._durable, index)
+            info = segment.write(self._folder, _file_name(number), facts, batches, self._durable, index)
         except DiskFull as error:
             self._store.filled(error)
             raise
+        self._store.removed.written(info.bytes)
+        return info
 
     def _measure(self) -> None:
         size = sum(s.bytes for s in self.manifest.segments)

@@ -42,6 +42,7 @@ from tidegate.eventstore import damage, kernels, records
 from tidegate.eventstore.floors import FLOORS, FloorPage
 from tidegate.eventstore.manifest import MANIFEST, refuse_old_form, span_folder
 from tidegate.eventstore.records import Torn
+from tidegate.eventstore.removed_files import RemovedFiles
 from tidegate.eventstore.segment import Durability
 from tidegate.eventstore.span_store import SpanStore
 from tidegate.log import event
@@ -88,6 +89,7 @@ class EventStore:
         self.durable: Durability = durable
         self.memory_bytes, self.disk_bytes = memory_bytes, disk_bytes
         self.keep_free = keep_free
+        self.removed = RemovedFiles(disk_bytes)
         self.kv_mode: str = kv_mode
         self.folder.mkdir(parents=True, exist_ok=True)
         # Before anything is read: another process may be writing.
@@ -183,6 +185,7 @@ class EventStore:
 
         Raises DiskFull; then the next call publishes the same spans.
         """
+        self.removed.passed()
         with self._publish_lock:
             with self._lock:
                 # Emptied before the claims are read: a span that moves from here on is in the new
@@ -308,7 +311,10 @@ class EventStore:
 
     def admit(self) -> None:
         """Raise DiskFull while less than `keep_free` bytes of the disk are free: it then counts as full."""
-        if self.keep_free and (free := free_bytes(self.folder)) < self.keep_free:
+        if not self.keep_free or free_bytes(self.folder) >= self.keep_free:
+            return
+        self.removed.clear()  # their blocks are free now
+        if (free := free_bytes(self.folder)) < self.keep_free:
             raise DiskFull(
                 "the disk is full",
                 where=str(self.folder),
@@ -319,6 +325,7 @@ class EventStore:
 
     def filled(self, error: DiskFull) -> None:
         """Note that a write failed because the disk is full."""
+        self.removed.clear()
         self._full = f"{error.what}: {error.why}"
 
     def recover(self) -> None:
@@ -351,6 +358,7 @@ class EventStore:
         """Close every span and release the lock on the folder. Nothing is published."""
         for span in list(self._spans.values()):
             span.close()
+        self.removed.clear()
         self._floors.close()
         os.close(self._lock_file)
 
