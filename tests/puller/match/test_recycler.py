@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from itertools import pairwise
 
-from tidegate.puller.match.recycler import SMALL, Recycler
+from tidegate.puller.match.recycler import IDLE_BYTES_MAX, SMALL, Recycler, slab_size
 
 
 def test_memory_of_a_dropped_block_is_reused_and_of_a_held_block_is_not() -> None:
@@ -30,3 +30,29 @@ def test_buffers_have_the_sizes_asked_for_and_do_not_overlap() -> None:
     ends = sorted((b.address, b.address + b.size) for b in buffers if b.size)
     assert all(a[1] <= b[0] for a, b in pairwise(ends))
     assert all(b.address % 16 == 0 for b in buffers)
+
+
+def test_a_slab_is_at_most_an_eighth_larger_than_its_block() -> None:
+    for size in (SMALL, SMALL + 1, (8 << 20) + 1, (9 << 20) - 1, (1 << 24) - 1, 1 << 24):
+        assert size <= slab_size(size) <= size + size // 8
+
+
+def test_as_many_full_blocks_stay_idle_as_the_bound_has_room_for() -> None:
+    block, recycler = [(8 << 20) + 1000], Recycler()
+    held = [recycler.buffers(block) for _ in range(14)]
+    addresses = {buffers[0].address for buffers in held}
+    held.clear()
+    gc.collect()
+    assert IDLE_BYTES_MAX - (9 << 20) < recycler.idle_bytes <= IDLE_BYTES_MAX
+    held = [recycler.buffers(block) for _ in range(14)]
+    assert {buffers[0].address for buffers in held} == addresses
+    assert recycler.idle_bytes == 0
+
+
+def test_a_slab_serves_a_smaller_block_unless_half_of_it_would_be_unused() -> None:
+    recycler = Recycler()
+    address = recycler.buffers([4 << 20])[0].address
+    gc.collect()
+    small = recycler.buffers([2 << 20])
+    assert small[0].address != address
+    assert recycler.buffers([3 << 20])[0].address == address

@@ -1,8 +1,9 @@
 """Memory for blocks that is reused after the last reference to a block is gone.
 
 Arrow's allocator returns freed memory to the system within milliseconds, and getting a new page costs more
-than filling it (on virtual machines several times more). A block's columns are cut from one slab; the sizes
-of slabs are powers of two, so a returned slab fits the next block.
+than filling it (on virtual machines several times more). A block's columns are cut from one slab. Slabs are
+larger than their blocks by at most an eighth, so a returned slab fits the next block, and the bound on idle
+ones is not used up by memory that no block fills.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ IDLE_BYTES_MAX: Final = 128 << 20
 """Bytes. A returned slab that would exceed this total is freed."""
 SMALL: Final = 64 << 10
 """Bytes. Smaller blocks use Arrow's allocator, which is good enough for them."""
+STEPS_BITS: Final = 3
+"""There are 2 ** STEPS_BITS sizes of slabs between a power of two and the next."""
 
 
 class Recycler:
@@ -34,7 +37,7 @@ class Recycler:
         starts = np.cumsum([0, *((size + 63) & ~63 for size in sizes)]).tolist()
         if starts[-1] < SMALL:
             return [pa.allocate_buffer(size) for size in sizes]
-        slab = self._take(1 << (starts[-1] - 1).bit_length())
+        slab = self._take(slab_size(starts[-1]))
         # Arrow's buffers hold the view, so the finalizer runs when the last of them is gone. It holds the
         # slab until then.
         view = slab[: starts[-1]]
@@ -45,10 +48,12 @@ class Recycler:
 
     def _take(self, size: int) -> npt.NDArray[np.uint8]:
         with self._lock:
-            idle = self._idle.get(size)
-            if idle:
-                self.idle_bytes -= size
-                return idle.pop()
+            # The best that fits. A slab of twice the size is left for the blocks that need it.
+            fitting = [other for other, idle in self._idle.items() if idle and size <= other < 2 * size]
+            if fitting:
+                best = min(fitting)
+                self.idle_bytes -= best
+                return self._idle[best].pop()
         return np.empty(size, dtype=np.uint8)
 
     def _give_back(self, slab: npt.NDArray[np.uint8]) -> None:
@@ -56,3 +61,9 @@ class Recycler:
             if self.idle_bytes + len(slab) <= IDLE_BYTES_MAX:
                 self._idle.setdefault(len(slab), []).append(slab)
                 self.idle_bytes += len(slab)
+
+
+def slab_size(size: int) -> int:
+    """The size of the slab for so many bytes, at least 16."""
+    step = 1 << (size.bit_length() - 1 - STEPS_BITS)
+    return -(-size // step) * step
