@@ -11,7 +11,8 @@ import pytest
 
 from tests.codec.cells import block_of
 from tests.contracts.codec_rows import golden_rows, messages_of
-from tidegate.codec.blocks import Bytes, encode_block, plan_of
+from tidegate.codec.blocks import Bytes, encode_block, plan_of, printable_bits
+from tidegate.codec.formats.json_text import PRINTABLE_SINCE_15, go_printable
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.errors import InvalidInput
 from tidegate.kernel import PAD, address, buffer
@@ -122,3 +123,10 @@ def test_rows_without_the_keys_that_their_messages_tell_are_not_encoded() -> Non
     block = replace(block_of(rows_of("r_types_texts")), row_keys=None)
     with pytest.raises(AssertionError, match="asks for them"):
         encode_block(block, np.zeros(len(block), np.int32), KEYED, BUILD_MS)
+
+
+def test_the_table_of_printable_characters_says_what_the_function_says() -> None:
+    bits = np.unpackbits(printable_bits(), bitorder="little")
+    ends = [end + by for run in PRINTABLE_SINCE_15 for end in run for by in (-1, 0, 1)]
+    for code in (*range(0x3000), *ends, *range(0x3000, 0x110000, 97)):
+        assert bits[code] == go_printable(chr(code)), hex(code)

@@ -18,7 +18,7 @@ _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"
 _SHORT_STD: Final = _SHORT | {"\b": "\\b", "\f": "\\f"}
 _QUOTE_SHORT: Final = _SHORT_STD | {"\a": "\\a", "\v": "\\v"}
 
-_PRINTABLE_SINCE_15: Final = (
+PRINTABLE_SINCE_15: Final = (
     (0x0CF3, 0x0CF3), (0x0ECE, 0x0ECE), (0x10EFD, 0x10EFF), (0x1123F, 0x11241), (0x11B00, 0x11B09),
     (0x11F00, 0x11F10), (0x11F12, 0x11F3A), (0x11F3E, 0x11F59), (0x13440, 0x13455), (0x1B132, 0x1B132),
     (0x1B155, 0x1B155), (0x1D2C0, 0x1D2D3), (0x1DF25, 0x1DF2A), (0x1E030, 0x1E06D), (0x1E08F, 0x1E08F),
@@ -69,7 +69,7 @@ def go_printable(char: str) -> bool:
     if char.isprintable():
         return True
     code = ord(char)
-    return code > 0xCF0 and any(low <= code <= high for low, high in _PRINTABLE_SINCE_15)
+    return code > 0xCF0 and any(low <= code <= high for low, high in PRINTABLE_SINCE_15)
 
 
 def _quote_char(char: str) -> str:
