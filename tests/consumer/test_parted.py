@@ -121,5 +121,5 @@ def test_a_step_is_bounded_in_bytes() -> None:
     held = Assembler({0: 0})
     half = STEP_BYTES // 2
     held.add(StagedRun(0, "s", "t", (), "f", 0, half, 10, ts, ts, ts) for ts in range(1, 7))
-    assert held.cut(6, 10_000) == 2
+    assert held.cut({0: 6}, 10_000) == 2
     assert held.bytes == 6 * half
