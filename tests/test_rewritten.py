@@ -12,13 +12,17 @@ from tests.fixtures import rewritten
 
 
 def imported(root: Path, number: int, asked: str = "tests") -> list[str]:
-    """The names that one of two processes of a run imports. The module `broken` cannot be imported."""
+    """The names that one of two processes of a run imports. Three of the modules raise something."""
     names: list[str] = []
 
     def take(name: str) -> None:
         names.append(name)
         if name.endswith("broken"):
             raise SyntaxError
+        if name.endswith("marked"):
+            pytest.fail("an unknown mark")
+        if name.endswith("skipped"):
+            pytest.skip("a module may skip itself", allow_module_level=True)
 
     given = {"workerid": f"gw{number}", "workercount": 2}
     config = SimpleNamespace(rootpath=root, args=[asked], workerinput=given)
@@ -31,8 +35,9 @@ def imported(root: Path, number: int, asked: str = "tests") -> list[str]:
 
 def test_each_file_is_in_the_share_of_one_process(tmp_path: Path) -> None:
     (tmp_path / "tests/room").mkdir(parents=True)
-    for name in ("test_a", "test_broken", "room/test_c", "helper", "test_d"):
+    for name in ("test_a", "test_broken", "room/test_c", "helper", "test_d", "test_marked", "test_skipped"):
         (tmp_path / f"tests/{name}.py").touch()
-    assert imported(tmp_path, 0) == ["tests.room.test_c", "tests.test_broken"]
-    assert imported(tmp_path, 1, str(tmp_path / "tests")) == ["tests.test_a", "tests.test_d"]
+    assert imported(tmp_path, 0) == ["tests.room.test_c", "tests.test_broken", "tests.test_marked"]
+    other = ["tests.test_a", "tests.test_d", "tests.test_skipped"]
+    assert imported(tmp_path, 1, str(tmp_path / "tests")) == other
     assert imported(tmp_path, 0, "tests/room") == [], "few files are not worth it"
