@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.consumer import test_every_target
 from tests.consumer.at_iceberg import deletes_in_small_files
 from tests.consumer.each_target import AtDeltaInS3, AtIcebergInS3, AtMariaDb, AtParquetInS3, Place
 from tests.consumer.test_every_target import (
@@ -43,3 +44,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return AtParquetInS3(s3, tmp_path)
     deletes_in_small_files(monkeypatch)
     return AtIcebergInS3(s3, tmp_path, WriteMode.MERGE_ON_READ)
+
+
+def test_each_promise_is_tried_at_servers() -> None:
+    assert set(__all__) == {name for name in vars(test_every_target) if name.startswith("test_")}
