@@ -244,8 +244,9 @@ def test_what_tidb_does_not_do_is_not_refused_again_if_it_was_done_by_hand(
                 run.intend(message(change), steps)
                 assert [one.statements for one in run._planned] == [[]]
             else:
-                with pytest.raises(Fatal, match="it is clustered"):
+                with pytest.raises(Fatal, match="it is clustered") as stop:
                     run.intend(message(change), steps)
+                assert f"ts {change.finished_ts}: modify" in stop.value.where, "what --skip-ddl takes"
 
 
 def by_hand(cursor: Any, to: Column) -> None:

@@ -18,7 +18,8 @@ transaction with the note that the DDL is over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,10 +135,11 @@ class DdlRun:
         # `known` is a copy: a refusal while statements are rendered leaves the definitions as they are.
         self._before, known, number = dict(self._definitions), dict(self._definitions), 0
         self._planned, self._step, self._misplaced = [], 0, set()
-        for step in steps:
-            planned = self._plan(step, known, number, message)
-            self._planned.append(planned)
-            number += len(planned.statements)
+        with _naming(message.ts, message.query):
+            for step in steps:
+                planned = self._plan(step, known, number, message)
+                self._planned.append(planned)
+                number += len(planned.statements)
         if self._begun is not None and message.ts not in self._skipped:
             self._check_begun(self._begun, message)
         self._now, self._query, self._version = name, message.query, message.ts
@@ -227,8 +229,9 @@ class DdlRun:
         # A DDL that is done is still planned if the position has not moved past it. Its statements must not
         # run again.
         if self._now not in self._done:
-            for number, statement in enumerate(step.statements, step.first):
-                self._execute(number, statement, step.session)
+            with _naming(self._version, self._query):
+                for number, statement in enumerate(step.statements, step.first):
+                    self._execute(number, statement, step.session)
         known = dict(step.known)
         for name, adopted in step.read.items():
             known[name] = self._read(name, known[name], adopted=adopted)
@@ -373,6 +376,18 @@ class DdlRun:
 
     def _look(self, name: Name) -> str | None:
         return self._hold.look(*name)
+
+
+@contextmanager
+def _naming(ts: int, query: str) -> Iterator[None]:
+    """Add a DDL to errors that do not name it: their advice may be `--skip-ddl`, which takes its ts."""
+    try:
+        yield
+    except Fatal as error:
+        if type(error) is not Fatal or f"ts {ts}" in error.where:
+            raise
+        where = f"{error.where}; ts {ts}: {query[:1000]}"
+        raise Fatal(error.what, where=where, why=error.why, fix=error.fix) from error
 
 
 def _there_already(name: Name) -> Fatal:
