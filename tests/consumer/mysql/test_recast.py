@@ -276,3 +276,21 @@ def test_a_refused_ddl_names_both_statements_and_may_be_done_by_hand(
     with Sql(server, tmp_path, skipped={change.finished_ts}) as life:
         life.ddl(create, change)
         assert shown(cursor, "d_part", "r") == expected(life.target.definitions["d_part", "r"])
+
+
+def test_a_ddl_refused_at_a_later_statement_leaves_a_filled_column(
+    server: MySqlServer, connection: Connection, tmp_path: Path, dialect: Dialect
+) -> None:
+    cursor, create = connection.cursor(), with_key(created(TEXT, 1), clustered=False)
+    change = modified(create, column_of(4, 12, -1, flag=3), at=0)
+    with Life(server, "ddl", tmp_path) as life:
+        life.ddl(create)
+        cursor.execute("INSERT INTO d_part.r VALUES (16777216, 'a'), (16777217, 'b')")
+        with pytest.raises(Fatal, match="refuses a DDL of the topic") as stop:
+            life.ddl(change)
+    assert "ADD PRIMARY KEY" in stop.value.where
+    assert "duplicate" in stop.value.why.lower()
+    cursor.execute("SHOW COLUMNS FROM d_part.r")
+    left = [name for name, *_ in cursor.fetchall() if name.startswith("_tidegate_new_")]
+    if dialect is not Dialect.TIDB:  # there a statement of its own has named it as the old one
+        assert len(left) == 1
