@@ -93,6 +93,6 @@ def test_a_next_owner_does_not_wait_for_the_application_of_the_dead_one() -> Non
 @pytest.mark.usefixtures("slow_start")
 def test_an_owner_does_not_wait_for_answers_of_a_process_that_was_killed() -> None:
     found = failovers_s(owner_dies=False, at_once=True)
-    # One in thirty joins between two looks of the owner, which learns that by the answer to its next message,
-    # up to 5 s later.
+    # One of them joins between two looks of the owner, which learns that by the answer to its next message,
+    # up to 5 s later. If the owner waited for such answers, another one would take as long.
     assert found[-2] <= OWNER_S, f"seconds: {[round(one, 1) for one in found]}"
