@@ -29,6 +29,7 @@ from tests.consumer.mysql.test_dialect import PRIMARY_KEY
 from tests.consumer.mysql.test_replay import Sql
 from tests.consumer.test_ddl_at_target import message
 from tidegate.consumer.ddl.ddl_plan import plan
+from tidegate.consumer.mysql import ddl
 from tidegate.consumer.mysql.dialect import Dialect
 from tidegate.consumer.mysql.recast import recast
 from tidegate.consumer.mysql.session import Connection, MySqlServer
@@ -294,3 +295,19 @@ def test_a_ddl_refused_at_a_later_statement_leaves_a_filled_column(
     left = [name for name, *_ in cursor.fetchall() if name.startswith("_tidegate_new_")]
     if dialect is not Dialect.TIDB:  # there a statement of its own has named it as the old one
         assert len(left) == 1
+
+
+def test_an_error_in_the_middle_of_a_ddl_names_it(
+    server: MySqlServer, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise Fatal("a column cannot be converted", where="table d_part.r", fix="--skip-ddl")
+
+    create = with_key(created(TEXT, 1), clustered=False)
+    change = modified(create, column_of(4, 12, -1, flag=3), at=0)
+    monkeypatch.setattr(ddl, "recast", refuse)
+    with Life(server, "ddl", tmp_path) as life:
+        life.ddl(create)
+        with pytest.raises(Fatal, match="cannot be converted") as stop:
+            life.ddl(change)
+    assert stop.value.where == f"table d_part.r; ts {change.finished_ts}: modify"
