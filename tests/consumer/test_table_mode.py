@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests.consumer.assembler_script import segment
+from tidegate.codec.base import DdlMessage
 from tidegate.consumer.engine.fetched import Fetched
 from tidegate.consumer.engine.flow import Flow, Rows
 from tidegate.consumer.engine.places import number_of, topic_index
@@ -71,6 +72,27 @@ def test_tables_are_at_moments_of_their_own_and_never_in_part(seed: int) -> None
 def test_row_mode_splits_and_transaction_mode_lets_no_topic_ahead() -> None:
     assert all(split_and_apart(seed, Mode.ROW)[0] for seed in range(5))
     assert all(split_and_apart(seed, Mode.TRANSACTION) == (0, 0) for seed in range(5))
+
+
+def test_rows_that_wait_for_another_topic_do_not_count_as_due() -> None:
+    """Otherwise the job would try to apply them without a pause, as long as the other topic lags."""
+    groups = tuple(tuple(n for n in NUMBERS if topic_index(n) == topic) for topic in (0, 1))
+    flow = Flow(FRESH, Mode.TABLE, groups, None, apart=True)
+    first, others = [n for n in NUMBERS if topic_index(n) == 0], [n for n in NUMBERS if topic_index(n)]
+    ddl = DdlMessage(30, "drop table s.t", 4, "s", "t", None, 20)
+    flow.take([Fetched(n, 9, segments=(segment(n, 15, 60, 1),), resolved=((60, 8),)) for n in first])
+    flow.take([Fetched(n, 9, resolved=((10, 8),)) for n in others])
+    while isinstance(step := flow.next_step(1000), Rows):
+        flow.assembler.take(step.bounds)
+    assert flow.waiting() == 0, "a DDL of the other topic may come"
+    flow.take([Fetched(others[0], 19, resolved=((20, 18),))])
+    assert flow.waiting() == 10 * len(first)
+    flow.take([Fetched(others[0], 29, ddls=(ddl,), resolved=((60, 28),))])
+    while isinstance(step := flow.next_step(1000), Rows):
+        flow.assembler.take(step.bounds)
+    assert flow.waiting() == 0, "a DDL waits for the other topic"
+    flow.take([Fetched(n, 39, resolved=((60, 38),)) for n in others[1:]])
+    assert flow.waiting() == 10 * len(first), "they come right after the DDL"
 
 
 def test_a_table_whose_topic_changes_stops_table_mode() -> None:

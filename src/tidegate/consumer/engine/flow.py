@@ -223,15 +223,7 @@ class Flow:
             return Rows(begun)
         ddl_ts = self._ddls.first_ts
         self._switches = {ts for ts in self._switches if not self.reached(ts)}
-        limits = Limits(
-            ddl_ts=ddl_ts,
-            # docs/guarantees.md#the-number-of-partitions-changes-at-one-ts-for-all-rows
-            switch_ts=min(self._switches, default=None),
-            until=self.until,
-            ddl_places=self._ddl_places,
-            align=self.align,
-        )
-        allowed = self._meetings.lowered(bounds(self.watermarks, self.mode, limits))
+        allowed = self._meetings.lowered(bounds(self.watermarks, self.mode, self._limits()))
         moves = {p: ts for p, ts in allowed.items() if ts > self.assembler.applied(p)}
         if moves:
             # Rows of partitions that may not move do not count: the cut could lie below what the others have
@@ -271,8 +263,24 @@ class Flow:
 
     def waiting(self) -> int:
         """About how many rows could be applied now."""
-        limits = Limits(until=self.until, align=self.align)
+        limits, lowest = self._limits(), self.watermarks.lowest
+        # What all partitions can reach holds no row back: they pass it within the same commit.
+        ddl_ts, switch_ts = (
+            ts if ts is not None and ts > lowest else None for ts in (limits.ddl_ts, limits.switch_ts)
+        )
+        # Rows that must wait do not count: the caller would try again and again, without a pause.
+        limits = replace(limits, ddl_ts=ddl_ts, switch_ts=switch_ts)
         return self.assembler.pending(self._meetings.lowered(bounds(self.watermarks, self.mode, limits)))
+
+    def _limits(self) -> Limits:
+        return Limits(
+            ddl_ts=self._ddls.first_ts,
+            # docs/guarantees.md#the-number-of-partitions-changes-at-one-ts-for-all-rows
+            switch_ts=min(self._switches, default=None),
+            until=self.until,
+            ddl_places=self._ddl_places,
+            align=self.align,
+        )
 
     def ddl_waits_at(self, ts: int) -> bool:
         """Whether a DDL with finished_ts <= ts is not executed yet: then no snapshot can be named at ts."""
