@@ -211,6 +211,22 @@ def test_a_restart_without_the_option_still_has_the_table_set_aside(
     assert place.address().look().position == position
 
 
+def test_a_table_that_may_be_spread_is_set_aside_if_its_rows_were_in_one_lane(
+    mariadb: MySqlServer, tmp_path: Path
+) -> None:
+    """Other lanes have committed the step, but none of its rows."""
+    place, events = AtMariaDb(mariadb, tmp_path), history(silently=False)
+    begin(place, events, tmp_path)
+    messages, spreading = topic(events, partitions=2), replace(place.address(), spreads=True)
+    with spreading.opened() as target:
+        consume_into(messages, Applier(target, tmp_path / "own"), tmp_path / "s2", until=FAILS - 1)
+        narrow(mariadb)
+        half = consume_setting_aside(messages, target, tmp_path / "first", until=FAILS)
+        assert [one.table for one in half.set_aside] == [BAD]
+        position = consume_setting_aside(messages, target, tmp_path / "rest")
+    at_end(place, position)
+
+
 def test_without_the_option_the_first_such_table_stops_all(
     begun: tuple[Place, MemoryTopic], tmp_path: Path
 ) -> None:

@@ -52,6 +52,8 @@ class RowWriter:
         self.packet = 0
         """The server's max_allowed_packet, in bytes."""
         self._change_readers = ThreadPoolExecutor(CHANGE_READERS, thread_name_prefix="changes")
+        self._dealt: dict[Name, list[int]] = {}
+        """The lanes that got rows of a table in the last write."""
 
     def write(
         self, tables: Sequence[NetChanges], reached: Position, parted: Sequence[Parted], *, is_begun: bool
@@ -63,6 +65,7 @@ class RowWriter:
         """
         # An earlier release may have begun the write: its digests are compared with those of this run.
         self._digest = kind_of(self._batch.begun_digests)
+        self._dealt.clear()
         # A table is rendered by the thread that reads it, so its rows are released once it has statements.
         work = [self._change_readers.submit(self._ready, net_changes) for net_changes in tables]
         wait(work)
@@ -152,16 +155,21 @@ class RowWriter:
             # docs/guarantees.md#each-change-is-in-a-target-once: by the key alone. So a restart deals the
             # rows to the same lanes, and those that have committed theirs do not write them again.
             parts = spread(changes, self._lanes.count) if many else {self._lanes.of(*_name(table)): changes}
-            return {
+            made = {
                 lane: whole(part, self.packet, self._digest(), self._hold.dialect)
                 for lane, part in parts.items()
             }
+            # Last: the rows of a table that fails here may be in other lanes since an earlier run.
+            self._dealt[_name(table)] = list(made)
+            return made
 
     def _may_spread(self, table: Definition) -> bool:
         return self._lanes.spreads and can_spread(table) and self._uniques.only_keyed(table)
 
     def lanes_of(self, name: Name) -> list[int]:
-        """The lanes that may write rows of a table."""
+        """The lanes that may have written rows of a table in the last write."""
+        if name in self._dealt:
+            return self._dealt[name]
         table = self._definition(name)
         if table is not None and self._may_spread(table):
             return list(range(self._lanes.count))

@@ -32,13 +32,13 @@ def note(
     """Store that the tables of a failure are set aside; returns their entries.
 
     `held`: the record as the last takeover found it. `begin`: the position if there is none. `lanes`: those
-    of the tables. `attempted`: as in `DdlRun`. Raises the cause if rows of the tables may be committed above
-    the position, or if statements of a DDL may have changed them.
+    that may have rows of the tables. `attempted`: as in `DdlRun`. Raises the cause if rows of the tables may
+    be committed above the position, or if statements of a DDL may have changed them.
     """
     position = Position.from_json(held.position) if held.position is not None else begin
     begun = Position.from_json(held.begun) if held.begun is not None else None
-    # A table is written by one lane, in one transaction. So before the lane commits, none of the table's rows
-    # are in. A lane that writes in parts may have committed some of them.
+    # A lane writes its rows of a table in one transaction. So before the table's lanes commit, none of its
+    # rows are in. A lane that writes in parts may have committed some of them.
     if begun is not None and (begun.parts or any(map(progress.batch.through, lanes))):
         raise failed.cause
     known = any(name in held.definitions for name in failed.names)
