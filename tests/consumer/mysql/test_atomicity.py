@@ -30,7 +30,7 @@ from tidegate.consumer.table.convert import TargetColumn
 from tidegate.consumer.table.definition import Definition
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.dispatcher.consistency import Visibility
-from tidegate.errors import InvalidInput
+from tidegate.errors import Fatal, InvalidInput
 
 SEED, GROUPS, LANES = 7, 30, 4
 TARGET = "mysql://me@host:1/"
@@ -194,6 +194,8 @@ def bank_topic() -> tuple[MemoryTopic, int]:
 
 
 def test_a_step_is_spread_if_its_lanes_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another release completes a write that this one has begun, so the number must stay.
+    assert atomicity.MANY == 10_000
     some = changes()
     assert isinstance(some.effect, Effect)
     assert not is_spread(some), "its DELETEs may name most rows of a table"
@@ -235,3 +237,37 @@ def test_whatever_dies_each_row_is_at_the_moment_of_its_lane(
     reader.close()
     spread_ones = {name: list(range(LANES)) for name in TABLES}
     assert lanes == spread_ones | {SEATS: [lane_of(SEATS, LANES)]}
+
+
+def test_a_write_that_was_cut_off_is_completed_as_it_was_begun(
+    mariadb: MySqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another level rows would be twice, or missing. So nothing is written then."""
+    monkeypatch.setattr(atomicity, "MANY", 0)
+    topic, last = bank_topic()
+    reader, truth, staging = Spread(mariadb, LANES, tmp_path / "own"), Truth(SEED), tmp_path / "staging"
+    name, own, half = f"bank-{LANES}", tmp_path / "own", False
+    for dies_at in count(150, 3):
+        address = MySqlAddress(MortalServer.at(mariadb, dies_at), name, own, LANES, spreads=True)
+        with pytest.raises(Killed), address.opened() as target:
+            consume_into(topic, Applier(target, own), staging, until=last, size=20, rows=40)
+        _, half = reader.faults(truth)
+        if half:
+            break
+    for lanes, spreads in ((LANES, False), (1, False), (LANES + 1, True)):
+        other = MySqlAddress(mariadb, name, own, lanes, spreads=spreads)
+        with other.opened() as target, pytest.raises(Fatal, match="cannot be completed") as stopped:
+            consume_into(topic, Applier(target, own), staging, until=last, size=20, rows=40)
+        assert "start again as it was" in stopped.value.fix
+        assert reader.faults(truth) == ([], True), "some of it was written"
+    with MySqlAddress(mariadb, name, own, LANES, spreads=True).opened() as target:
+        target.recover()
+        assert target.begun is not None
+        upto = target.begun.complete_ts
+        consume_into(topic, Applier(target, own), staging, until=upto, size=20, rows=40)
+    with MySqlAddress(mariadb, name, own, 1).opened() as target:
+        assert consume_into(topic, Applier(target, own), staging, until=last, size=20, rows=40).ts == last
+    final = reader.look()
+    assert final is not None
+    assert truth.faults(final, columns=True) == []
+    reader.close()

@@ -386,6 +386,15 @@ def test_one_lane_refuses_what_is_larger_than_a_transaction_may_be(
     assert held(server) == after()
 
 
+def test_what_one_lane_refuses_several_write_at_the_same_target(server: MySqlServer, tmp_path: Path) -> None:
+    """Nothing of it was begun, so the atomicity may change. No new target is needed."""
+    consume(address(server, tmp_path, lanes=1), swaps(), 200, sizes=Sizes())
+    with pytest.raises(Fatal, match="larger than"):
+        consume(address(server, tmp_path, lanes=1, transaction=1), swaps(), 300)
+    consume(address(server, tmp_path, lanes=3, transaction=1), swaps(), 300)
+    assert held(server) == after()
+
+
 def test_connections_that_break_between_parts_are_taken_over(server: MySqlServer, tmp_path: Path) -> None:
     broken: Sequence[int] = (2, 5, 7)
 

@@ -166,7 +166,7 @@ def check_size(tables: Sequence[Parted], most: int | None, lanes: int, target: s
             why=f"its rows have {size:,} bytes"
             + (f" and the limit is {limit:,}; {whole}" if limit else f", and {whole}"),
             fix=("raise --transaction-max-bytes, or " if limit else "")
-            + "start a new target with --atomicity table: then it is split, and readers see some of it "
-            "before the rest",
+            + "start again with --atomicity table: then it is split, and readers see some of it before "
+            "the rest",
         )
     return True

@@ -91,7 +91,7 @@ def check_set_aside(asked: bool, address: Address) -> None:
             "a table cannot be set aside where readers see whole transactions",
             where=f"{address}, --lanes 1 (atomicity global)",
             why="each step is one transaction over all tables, and would lack the changes of one table",
-            fix="leave --set-aside out, or use --lanes 2 or more, where each table is written on its own",
+            fix="leave --set-aside out, or use --atomicity table, where each table is written on its own",
         )
 
 
