@@ -173,10 +173,7 @@ def test_a_one_phase_commit_without_an_answer_is_looked_up(
 def test_a_one_phase_commit_that_never_arrived_is_rolled_back(
     pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(*_: Any, **__: Any) -> None:
-        raise Retryable("no answer")
-
-    monkeypatch.setattr(TwoPhase, "prewrite", lost)
+    monkeypatch.setattr(TwoPhase, "prewrite", _sent_and_lost)
     txn = Transaction(pd, one_phase=True)
     txn.put(b"a", b"1")
     with pytest.raises(Retryable, match="no answer"):
@@ -190,12 +187,30 @@ def test_a_one_phase_commit_whose_fate_is_unknown_says_so(
     def lost(*_: Any, **__: Any) -> None:
         raise Retryable("no answer")
 
-    monkeypatch.setattr(TwoPhase, "prewrite", lost)
+    monkeypatch.setattr(TwoPhase, "prewrite", _sent_and_lost)
     monkeypatch.setattr(TwoPhase, "committed_at", lost)
     txn = Transaction(pd, one_phase=True)
     txn.put(b"a", b"1")
     with pytest.raises(Retryable, match="undetermined"):
         txn.commit()
+
+
+def test_an_unreachable_store_leaves_nothing_undetermined_if_no_request_could_commit(
+    pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of several regions are only locked, so the caller may repeat the transaction at once."""
+
+    def down(*_: Any, **__: Any) -> None:
+        raise Retryable("a store is down")
+
+    txn = Transaction(pd, one_phase=True)
+    txn.write(Mutation(PUT, key, b"x") for key in SPREAD)
+    with monkeypatch.context() as failing:
+        failing.setattr(RegionRequester, "send", down)
+        with pytest.raises(Retryable) as raised:
+            txn.commit()
+    assert raised.value.what == "a store is down"
+    assert txn.settle() == 0
 
 
 def test_a_one_phase_commit_conflicts_as_two_phases_do(pd: PdClient) -> None:
@@ -206,6 +221,11 @@ def test_a_one_phase_commit_conflicts_as_two_phases_do(pd: PdClient) -> None:
     with pytest.raises(WriteConflict):
         second.commit()
     assert read(pd, b"k") == b"1"
+
+
+def _sent_and_lost(writer: TwoPhase, *_: Any, **__: Any) -> None:
+    writer.tried_one_phase = True
+    raise Retryable("no answer")
 
 
 def _methods(monkeypatch: pytest.MonkeyPatch) -> list[str]:

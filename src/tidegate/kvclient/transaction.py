@@ -172,7 +172,7 @@ class Transaction:
             # After all prewrites: every read above this ts meets the locks or the commit.
             commit_ts = self._pd.tso()
         except TidegateError as error:
-            if writer.one_phase_above:
+            if writer.tried_one_phase:
                 return self._settled(error)
             with contextlib.suppress(Retryable):  # an unreachable store keeps the locks until their TTL ends
                 writer.rollback(self._keys(), Backoff(self._budget_ms // 10))
@@ -251,6 +251,8 @@ class TwoPhase:
         self._ttl_ms = ttl_ms
         self.one_phase_above = 0
         """`prewrite` may commit all keys at a ts above this one; 0: it only locks them."""
+        self.tried_one_phase = False
+        """Whether `prewrite` has sent a request that may commit; without an answer it may have done so."""
         self.committed_ts = 0
         """The commit_ts, if `prewrite` has committed them."""
 
@@ -363,7 +365,7 @@ class TwoPhase:
             request.pessimistic_actions.extend(check if m.key in held else skip for m in batch)
         # After a split of the region a request has a part of the keys, and must not commit it.
         if self.one_phase_above and len(batch) == txn_size:
-            request.try_one_pc = True
+            request.try_one_pc = self.tried_one_phase = True
             request.min_commit_ts = self.one_phase_above + 1
         while True:
             response = self._requester.send(region, "KvPrewrite", request, backoff)
