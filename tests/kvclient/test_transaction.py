@@ -6,7 +6,7 @@ import pytest
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
-from tidegate.kvclient.region_request import RegionRequester
+from tidegate.kvclient.region_request import RegionMoved, RegionRequester
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import (
     CHECK_NOT_EXISTS,
@@ -21,6 +21,8 @@ from tidegate.kvclient.transaction import (
     is_loaded,
     load_transaction,
 )
+from tidegate.kvclient.upstream_control import UpstreamControl
+from tidegate.tidb.memcomparable import encode_bytes
 
 SPREAD = [bytes([at]) + b"key" for at in range(5, 250, 7)]
 """Keys in all five regions."""
@@ -168,6 +170,31 @@ def test_a_one_phase_commit_without_an_answer_is_looked_up(
     assert commit_ts, "it was committed"
     assert Snapshot(pd, commit_ts).get(b"a") == b"1"
     assert Snapshot(pd, commit_ts - 1).get(b"a") is None
+
+
+@pytest.mark.parametrize("pessimistic", [False, True])
+def test_a_one_phase_commit_without_an_answer_is_not_repeated_after_a_split(
+    pd: PdClient, monkeypatch: pytest.MonkeyPatch, pessimistic: bool
+) -> None:
+    """The requests for the two new regions meet the records of the one that committed all keys."""
+    send, sent = RegionRequester.send, list[str]()
+
+    def lost_once(self: RegionRequester, region: Any, method: str, *more: Any) -> Any:
+        found = send(self, region, method, *more)
+        sent.append(method)
+        if sent == ["KvPrewrite"]:
+            UpstreamControl(pd).split(0, [encode_bytes(b"split")])
+            raise RegionMoved
+        return found
+
+    monkeypatch.setattr(RegionRequester, "send", lost_once)
+    txn = Transaction(pd, one_phase=True, pessimistic=pessimistic)
+    txn.put(b"spa", b"1")
+    txn.put(b"spz", b"2")
+    commit_ts = txn.commit()
+    assert sent.count("KvPrewrite") > 1
+    assert Snapshot(pd, commit_ts).batch_get([b"spa", b"spz"]) == {b"spa": b"1", b"spz": b"2"}
+    assert Snapshot(pd, commit_ts - 1).batch_get([b"spa", b"spz"]) == {}, "committed twice"
 
 
 def test_a_one_phase_commit_that_never_arrived_is_rolled_back(

@@ -262,10 +262,13 @@ class TwoPhase:
         """Lock every key with its new value; idempotent. `pessimistic`: keys that are already locked."""
         by_key = {m.key: m for m in mutations}
         held = frozenset(pessimistic)
+        sent: set[bytes] = set()
 
         def send(region: RegionInfo, keys: list[bytes]) -> None:
             for batch in _batches([by_key[k] for k in keys]):
-                self._prewrite_batch(region, batch, len(by_key), held, backoff)
+                again = not sent.isdisjoint(m.key for m in batch)
+                sent.update(m.key for m in batch)
+                self._prewrite_batch(region, batch, len(by_key), held, again, backoff)
 
         self._requester.by_region(by_key, backoff, send)
 
@@ -347,9 +350,13 @@ class TwoPhase:
         batch: list[Mutation],
         txn_size: int,
         held: frozenset[bytes],
+        again: bool,
         backoff: Backoff,
     ) -> None:
         request = kvrpcpb.PrewriteRequest(
+            # Otherwise a pessimistic transaction's keys that it has not locked are not checked. If an earlier
+            # attempt has committed them in one phase, they would be locked and committed once more.
+            context=kvrpcpb.Context(is_retry_request=again),
             mutations=[kvrpcpb.Mutation(op=m.op, key=m.key, value=m.value) for m in batch],
             primary_lock=self.primary,
             start_version=self.start_ts,
