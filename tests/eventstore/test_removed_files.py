@@ -46,10 +46,25 @@ def test_removed_files_are_closed_as_fast_as_new_ones_are_written(tmp_path: Path
 def test_removed_files_are_closed_if_none_is_written_for_long(tmp_path: Path) -> None:
     files = RemovedFiles()
     removed(files, tmp_path, "a")
-    for _ in range(UNUSED):
-        files.passed()
-    assert still_open(tmp_path) == ["a"]
-    files.passed()
+    files.tend(1 << 50)
+    removed(files, tmp_path, "b")
+    for _ in range(UNUSED - 1):
+        files.tend(1 << 50)
+    assert still_open(tmp_path) == ["a", "b"]
+    files.tend(1 << 50)
+    assert still_open(tmp_path) == ["b"]
+    files.tend(1 << 50)
+    assert still_open(tmp_path) == []
+
+
+def test_removed_files_are_closed_when_others_fill_the_disk(tmp_path: Path) -> None:
+    files = RemovedFiles()
+    removed(files, tmp_path, "abc")
+    files.tend(8 * 3 * SMALL)
+    assert still_open(tmp_path) == ["a", "b", "c"]
+    files.tend(8 * SMALL)
+    assert still_open(tmp_path) == ["c"]
+    files.tend(0)
     assert still_open(tmp_path) == []
 
 
@@ -149,4 +164,20 @@ def test_removed_files_are_closed_before_a_disk_counts_as_full(
     )
     store.admit()
     assert store.removed.bytes == 0
+    store.close()
+
+
+def test_a_store_whose_sealer_sleeps_closes_removed_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sealed or published, for example while upstream is down."""
+    monkeypatch.setattr(removed_files, "SMALL", 1)
+    store = two_segments(tmp_path)
+    (span,) = store.open_spans()
+    span.drop_below(110)
+    for _ in range(UNUSED):
+        store.tend()
+    assert still_open(tmp_path)
+    store.tend()
+    assert still_open(tmp_path) == []
     store.close()

@@ -16,6 +16,7 @@ from tidegate.errors import TidegateError
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.order import Entry, entries_of
+from tidegate.eventstore.removed_files import SMALL
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
@@ -305,5 +306,21 @@ def test_rows_are_published_though_a_quiet_puller_rests_for_ever(
     for _ in range(3):
         world.run(5)
         world.check(SPAN, start)
+    puller.close()
+    store.close()
+
+
+def test_a_puller_without_spans_gives_up_the_memory_of_removed_segments(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No mark rises, so the sealer sleeps; and the disk may be needed."""
+    monkeypatch.setattr("tidegate.eventstore.removed_files.UNUSED", 0)
+    store = EventStore(world.folder)
+    puller = Puller(world.pd, store, on_failure=fail)
+    file = world.folder / "segment"
+    file.write_bytes(b"x")
+    store.removed.remove(file, SMALL)
+    assert store.removed.bytes == SMALL
+    eventually(lambda: store.removed.bytes == 0, "the end of the file")
     puller.close()
     store.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,15 +30,15 @@ FREE_SHARE: Final = 1 / 8
 SMALL: Final = 1 << 20
 """Bytes. Smaller files are not kept: they are many, and each takes a descriptor."""
 UNUSED: Final = 40
-"""A file is closed after so many passes of the sealer, which are 10 s of a store without rows."""
+"""A file is closed after so many calls of `tend`, which are 10 s."""
 
 
 @dataclass(slots=True)
 class _Removed:
     descriptor: int
     bytes: int
-    passes: int = 0
-    """The passes of the sealer since the file was removed."""
+    rounds: int = 0
+    """The calls of `tend` since the file was removed."""
 
 
 class RemovedFiles:
@@ -55,42 +56,40 @@ class RemovedFiles:
         """Remove a file of `size` bytes, if it is there. Its memory and its blocks on the disk follow."""
         descriptor = -1
         if size >= SMALL:
-            try:
+            with suppress(OSError):  # it is gone, or this process has too many files open
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:  # it is gone, or this process has too many files open
-                descriptor = -1
         path.unlink(missing_ok=True)
         if descriptor < 0:
             return
-        most = min(self._most, int(free_bytes(path.parent) * FREE_SHARE))
+        free = free_bytes(path.parent)
         with self._lock:
             self._held.append(_Removed(descriptor, size))
             self.bytes += size
-            while self.bytes > most:
-                self._close_oldest()
+            self._keep_at_most(min(self._most, int(free * FREE_SHARE)))
 
     def written(self, size: int) -> None:
         """A segment of `size` bytes was written: give up as many, which the next one will use."""
         with self._lock:
-            rest = self.bytes - size
-            while self._held and self.bytes > rest:
-                self._close_oldest()
+            self._keep_at_most(self.bytes - size)
 
-    def passed(self) -> None:
-        """A pass of the sealer is over."""
+    def tend(self, free: int) -> None:
+        """Close files that nobody has needed for long, and more if only `free` bytes of the disk are free.
+
+        Called four times a second, whether or not rows come: others may fill the disk meanwhile.
+        """
         with self._lock:
             for one in self._held:
-                one.passes += 1
-            while self._held and self._held[0].passes > UNUSED:
-                self._close_oldest()
+                one.rounds += 1
+            old = sum(one.bytes for one in self._held if one.rounds > UNUSED)
+            self._keep_at_most(min(self.bytes - old, int(free * FREE_SHARE)))
 
     def clear(self) -> None:
         """Close all: the disk is full, or the store is closed."""
         with self._lock:
-            while self._held:
-                self._close_oldest()
+            self._keep_at_most(0)
 
-    def _close_oldest(self) -> None:
-        oldest = self._held.popleft()
-        self.bytes -= oldest.bytes
-        os.close(oldest.descriptor)
+    def _keep_at_most(self, most: int) -> None:
+        while self._held and self.bytes > most:
+            oldest = self._held.popleft()
+            self.bytes -= oldest.bytes
+            os.close(oldest.descriptor)

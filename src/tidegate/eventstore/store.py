@@ -185,7 +185,6 @@ class EventStore:
 
         Raises DiskFull; then the next call publishes the same spans.
         """
-        self.removed.passed()
         with self._publish_lock:
             with self._lock:
                 # Emptied before the claims are read: a span that moves from here on is in the new
@@ -327,6 +326,11 @@ class EventStore:
         """Note that a write failed because the disk is full."""
         self.removed.clear()
         self._full = f"{error.what}: {error.why}"
+
+    def tend(self) -> None:
+        """Close removed files that are still open, if nobody needs their memory or others need the disk."""
+        if self.removed.bytes:
+            self.removed.tend(free_bytes(self.folder))
 
     def recover(self) -> None:
         """Check whether the disk has room again: restore the reserve, and spill rows that wait in memory."""

@@ -101,6 +101,10 @@ class ChangeStore(Protocol):
         """Whether there is enough space to pull the spans again that were given up."""
         ...
 
+    def tend(self) -> None:
+        """Give back what is kept only for a while. Called four times a second, whether or not rows come."""
+        ...
+
     def recover(self) -> None:
         """Check whether a full disk has room again."""
         ...

@@ -63,8 +63,11 @@ class Upkeep:
         self._store.charge(disk=-self.spilled)
 
     def tend(self) -> None:
-        """Run every TEND_S: apply backpressure; at longer intervals check silent, slow and torn ranges."""
+        """Run every TEND_S: tend the store, apply backpressure; at longer intervals check ranges that are
+        silent, slow or torn.
+        """
         store, before = self._store, self.backpressure.words
+        store.tend()
         if store.pressure:
             store.recover()
         spilled = self._count_spilled()
