@@ -13,9 +13,9 @@ def back(table: Timetable[str], key: str, kind: WorkKind, *, well: bool) -> None
     table.back(key, kind)
 
 
-def proven(*addresses: str) -> Timetable[str]:
+def proven(*addresses: str, cores: int = CORES) -> Timetable[str]:
     """One at which something has ended well at these addresses."""
-    table: Timetable[str] = Timetable(CORES)
+    table: Timetable[str] = Timetable(cores)
     for address in addresses:
         table.ask_begin(address, address, 0)
         table.give(address, WorkKind.BEGIN)
@@ -106,9 +106,9 @@ def test_after_a_failed_delivery_one_runs_at_a_time_until_one_succeeds() -> None
     assert table.room("a", 8, FREE) == CORES
 
 
-def stuck_at_one() -> Timetable[str]:
+def stuck_at_one(cores: int = CORES) -> Timetable[str]:
     """Two of four changefeeds at an address have a stuck worker; a fifth one has another address."""
-    table = proven("one", "two")
+    table = proven("one", "two", cores=cores)
     for name in "abcd":
         table.ask_begin(name, "one", 0)
     table.ask_begin("e", "two", 0)
@@ -161,6 +161,14 @@ def test_an_address_with_several_stuck_workers_leaves_more_for_others() -> None:
     assert rooms(table, free=2 * CORES + 1) == [0, 0, 1, 1, CORES]
     back(table, "b", WorkKind.DELIVER, well=False)
     assert rooms(table, free=2 * CORES) == [0, 1, 1, 1, CORES], "a alone is stuck"
+
+
+def test_a_large_machine_with_many_busy_workers_still_tries_such_an_address() -> None:
+    """Otherwise two changefeeds with trouble of their own would stop all others at their address."""
+    table = stuck_at_one(cores=16)
+    half = workers_for(16) // 2
+    assert rooms(table, free=half + 1) == [0, 0, 0, 0, 8]
+    assert rooms(table, free=half + 2) == [0, 0, 1, 1, 8]
 
 
 def test_an_address_that_is_only_not_proven_has_its_turn() -> None:
