@@ -5,9 +5,10 @@
         [--server-src OTHER/src] [--json FILE]
     python -m benchmarks.feeds --smoke
 
-It uses a real capture, broker and embedded upstream. Each changefeed has its own table and topic. The phases
-follow one another; each has a limit, at which it ends with what it has found. `--total` bounds all of them
-together. A figure is printed when it is found, and the file is written after each phase.
+It uses a real capture, broker and embedded upstream. Each changefeed has its own table and topic. To leave
+the cores to the capture, the brokers' JVMs have no optimising compiler, and the writer commits in one phase.
+The phases follow one another; each has a limit, at which it ends with what it has found. `--total` bounds all
+of them together. A figure is printed when it is found, and the file is written after each phase.
 
 | phase | what happens | figures |
 |---|---|---|
@@ -20,7 +21,7 @@ together. A figure is printed when it is found, and the file is written after ea
 | busy | as `further`, while rows flow | as `further` |
 | crash | workers are killed while rows flow | how long the active ones pause (`benchmarks.feeds_kills`) |
 | death | the application is killed, twice | the same |
-| dead | see below | lag of the active ones, and how many times that of `active` it is |
+| dead | see below | lag of the active ones after 10 s, and how many times that of `active` it is |
 
 In `dead`, `--dead` changefeeds with a second broker and `--closed` with a third one get `--dead-rows` rows
 per second each as well. While they are created and the table to load is filled, no rows flow. Once rows
