@@ -56,3 +56,17 @@ def test_a_slab_serves_a_smaller_block_unless_half_of_it_would_be_unused() -> No
     small = recycler.buffers([2 << 20])
     assert small[0].address != address
     assert recycler.buffers([3 << 20])[0].address == address
+
+
+def test_slabs_of_earlier_sizes_make_room_for_those_of_now() -> None:
+    recycler = Recycler()
+    held = [recycler.buffers([1 << 20]) for _ in range(IDLE_BYTES_MAX >> 20)]
+    held.clear()
+    gc.collect()
+    assert recycler.idle_bytes == IDLE_BYTES_MAX
+    recycler.buffers([9 << 20])
+    gc.collect()
+    before = recycler.idle_bytes
+    assert IDLE_BYTES_MAX - (1 << 20) < before <= IDLE_BYTES_MAX
+    held.append(recycler.buffers([9 << 20]))
+    assert recycler.idle_bytes == before - slab_size(9 << 20), "it is used again"

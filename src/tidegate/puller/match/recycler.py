@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 IDLE_BYTES_MAX: Final = 128 << 20
-"""Bytes. A returned slab that would exceed this total is freed."""
+"""Bytes. If a returned slab would exceed this total, slabs of sizes that came back longer ago are freed."""
 SMALL: Final = 64 << 10
 """Bytes. Smaller blocks use Arrow's allocator, which is good enough for them."""
 STEPS_BITS: Final = 3
@@ -58,9 +58,20 @@ class Recycler:
 
     def _give_back(self, slab: npt.NDArray[np.uint8]) -> None:
         with self._lock:
+            # The size that came back last stays last. If blocks have another size now, slabs of earlier sizes
+            # would use up the bound for ever.
+            same = self._idle.pop(len(slab), [])
+            while self.idle_bytes + len(slab) > IDLE_BYTES_MAX and self._idle:
+                other, idle = next(iter(self._idle.items()))
+                if idle:
+                    idle.pop()
+                    self.idle_bytes -= other
+                else:
+                    del self._idle[other]
             if self.idle_bytes + len(slab) <= IDLE_BYTES_MAX:
-                self._idle.setdefault(len(slab), []).append(slab)
+                same.append(slab)
                 self.idle_bytes += len(slab)
+            self._idle[len(slab)] = same
 
 
 def slab_size(size: int) -> int:
