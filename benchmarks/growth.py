@@ -231,6 +231,9 @@ class Counted:
     def charge(self, memory: int = 0, disk: int = 0) -> None:
         """Does nothing: nothing is spilled."""
 
+    def tend(self) -> None:
+        """Does nothing: nothing is kept for a while."""
+
     def recover(self) -> None:
         """Does nothing: there is no disk that could be full."""
 

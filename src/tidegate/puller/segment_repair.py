@@ -138,6 +138,9 @@ class Bounded:
     def charge(self, memory: int = 0, disk: int = 0) -> None:
         self._store.charge(memory, disk)
 
+    def tend(self) -> None:
+        self._store.tend()
+
     def recover(self) -> None:
         self._store.recover()
 

@@ -73,8 +73,8 @@ class Timetable(Generic[Key]):
         """How many may begin at once, and how many may load. The other workers are left for deliveries."""
         self._reserve = cores
         """How many free workers an address with a stuck worker leaves for the others."""
-        # With `2 * cores` one more would get a worker only while at most one other is busy.
-        self._reserve_more = min(2 * cores, cores + 2)
+        # Not more: while loads have `cores` workers as well, one there must still get a worker now and then.
+        self._reserve_more = cores + 1
         """The same if several are stuck there: it is less likely that the next one is not."""
         self._begins: dict[Key, _Waiting[Key]] = {}
         self._loads: Counter[Key] = Counter()
