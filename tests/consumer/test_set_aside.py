@@ -211,7 +211,7 @@ def test_a_restart_without_the_option_still_has_the_table_set_aside(
     assert place.address().look().position == position
 
 
-def test_a_table_that_may_be_spread_is_set_aside_if_its_rows_were_in_one_lane(
+def test_a_table_that_may_be_spread_is_set_aside_if_one_lane_had_it(
     mariadb: MySqlServer, tmp_path: Path
 ) -> None:
     """Other lanes have committed the step, but none of its rows."""

@@ -264,7 +264,7 @@ class Flow:
     def waiting(self) -> int:
         """About how many rows could be applied now."""
         limits, lowest = self._limits(), self.watermarks.lowest
-        # What all partitions can reach holds no row back: they pass it within the same commit.
+        # A ts that all partitions can reach holds no row back: they pass it within the same commit.
         ddl_ts, switch_ts = (
             ts if ts is not None and ts > lowest else None for ts in (limits.ddl_ts, limits.switch_ts)
         )
