@@ -173,7 +173,7 @@ def test_a_one_phase_commit_without_an_answer_is_looked_up(
 
 
 @pytest.mark.parametrize("pessimistic", [False, True])
-def test_a_one_phase_commit_without_an_answer_is_not_repeated_after_a_split(
+def test_a_one_phase_commit_is_not_repeated_after_a_split(
     pd: PdClient, monkeypatch: pytest.MonkeyPatch, pessimistic: bool
 ) -> None:
     """The requests for the two new regions meet the records of the one that committed all keys."""

@@ -163,7 +163,7 @@ def test_an_address_with_several_stuck_workers_leaves_more_for_others() -> None:
     assert rooms(table, free=CORES + 1) == [0, 1, 1, 1, CORES], "a alone is stuck"
 
 
-def test_a_large_machine_with_many_busy_workers_still_tries_such_an_address() -> None:
+def test_a_large_machine_with_many_busy_workers_still_tries_it() -> None:
     """Otherwise two changefeeds with trouble of their own would stop all others at their address."""
     table = stuck_at_one(cores=16)
     half = workers_for(16) // 2

@@ -235,8 +235,8 @@ def test_whatever_dies_each_row_is_at_the_moment_of_its_lane(
     assert final is not None
     assert truth.faults(final, columns=True) == []
     reader.close()
-    spread_ones = {name: list(range(LANES)) for name in TABLES}
-    assert lanes == spread_ones | {SEATS: [lane_of(SEATS, LANES)]}
+    assert lanes[SEATS] == [lane_of(SEATS, LANES)]
+    assert max(map(len, lanes.values())) > 1, "the last step had rows of other tables in several lanes"
 
 
 def test_a_write_that_was_cut_off_is_completed_as_it_was_begun(
