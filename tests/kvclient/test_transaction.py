@@ -222,7 +222,7 @@ def test_a_one_phase_commit_whose_fate_is_unknown_says_so(
         txn.commit()
 
 
-def test_an_unreachable_store_leaves_nothing_undetermined_if_no_request_could_commit(
+def test_nothing_is_undetermined_if_no_request_could_commit(
     pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys of several regions are only locked, so the caller may repeat the transaction at once."""
