@@ -211,7 +211,8 @@ class AtMariaDb:
                 moments = self._moments(cursor)
                 tables = {name: _rows(cursor, name) for name in TABLES} if moments else {}
         except pymysql.err.MySQLError as error:
-            if error.args[0] in (CHANGED_MEANWHILE, ER.NO_SUCH_TABLE, ER.LOCK_WAIT_TIMEOUT):
+            # MySQL and TiDB name the database if it is missing, MariaDB the table.
+            if error.args[0] in (CHANGED_MEANWHILE, ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR, ER.LOCK_WAIT_TIMEOUT):
                 return None
             raise
         finally:
