@@ -60,7 +60,7 @@ def install() -> None:
         CLOCK.seconds["tasks"] = 0.0
         modules: tuple[Any, Any] = (stages, reader)
         CLOCK.wrap_iterator(modules[1], "read", "read")
-        CLOCK.wrap(modules[0], "mount", "mount")
+        CLOCK.wrap_iterator(modules[0], "mount_tiles", "mount")
         CLOCK.wrap(modules[0], "part_of", "dispatch")
         CLOCK.wrap(modules[0], "partition_block", "dispatch")
         CLOCK.wrap(modules[0], "encode_block", "encode")

@@ -34,14 +34,16 @@ import numpy as np
 import pyarrow as pa
 from benchmarks.recorded import OneTable, blocks_of, read_log, sealed, with_updates
 
-from tidegate.kernel import address, kernel, load_i32
+from tidegate.kernel import address, buffer, kernel, load_i32
 from tidegate.model import cells
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.mounter import decode
 from tidegate.mounter.batch_layout import Layout
 from tidegate.mounter.columns import fill_of, target_type, to_arrow
+from tidegate.mounter.decode_plan import plan_of
 from tidegate.mounter.integrity import Tally, column_sums, verify
 from tidegate.mounter.mounter import Entry, mount_row
+from tidegate.mounter.tiles import empty_images
 from tidegate.tidb.kernels import arrow as arrow_kernels
 from tidegate.tidb.kernels import row as row_kernels
 from tidegate.tidb.kernels import row_context
@@ -245,10 +247,10 @@ def _decoding(
     table: TableSchema, block: pa.RecordBatch, checked: bool = False
 ) -> tuple[Callable[[], int], list[cells.Image], Any]:
     """The call, and its outputs: the images and each row's operation."""
-    n, plan = block.num_rows, decode.plan_of(table, False)
+    n, plan = block.num_rows, plan_of(table, False)
     columns = decode.columns_of(block)
     rows = np.arange(n)
-    images = [decode.empty_image(n, plan.stride) for _ in range(2)]
+    images = list(empty_images(n, plan.stride, buffer))
     ops, faults = np.zeros(n, dtype=np.uint8), np.zeros(n, dtype=np.int64)
     context = np.zeros(row_context.CONTEXT_WORDS, dtype=np.int64)
     for image in images:

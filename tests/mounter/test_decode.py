@@ -16,7 +16,7 @@ from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.cells import RowBlock
 from tidegate.model.row import RowChange
 from tidegate.model.schema import Kind, TableSchema
-from tidegate.mounter import decode
+from tidegate.mounter import decode_plan
 from tidegate.mounter.decode import MountOptions, Quarantined, mount
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.rows import rows_of
@@ -255,8 +255,8 @@ def test_slots_stay_readable_when_only_the_row_block_is_left() -> None:
 
 def test_a_plan_dies_with_its_table() -> None:
     table = table_of(4)
-    decode.plan_of(table, False)
-    before = len(decode._plans)
+    decode_plan.plan_of(table, False)
+    before = len(decode_plan._plans)
     del table
     gc.collect()
-    assert len(decode._plans) < before
+    assert len(decode_plan._plans) < before

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tests.pipeline.recorded import RecordedFeed
 from tests.pipeline.test_stripes import BANK, UPTO, URI, Keeper
 
@@ -14,7 +16,7 @@ from tidegate.model.message import MessageBlock
 from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.worker.access import LocalAccess
-from tidegate.pipeline.worker.buffers import KEPT, KEPT_BYTES, UNUSED, WASTE, Buffers
+from tidegate.pipeline.worker.buffers import KEPT, KEPT_BYTES, KEPT_CELLS, UNUSED, WASTE, Buffers, Cells
 from tidegate.pipeline.worker.deliver import Worker
 from tidegate.sink.base import Content
 
@@ -110,3 +112,41 @@ def test_small_pieces_share_memory_and_say_the_same_as_a_large_one(tmp_path: Pat
     assert len(set(small.places)) < len(small.places) / 5
     assert len(small.messages) == len(large.messages) > 1000
     assert sorted(small.messages) == sorted(large.messages)
+
+
+def test_the_cells_of_each_tile_have_the_memory_of_the_one_before() -> None:
+    cells = Cells()
+    first = cells.take(1000)
+    assert len(first) >= 1000 + PAD
+    assert np.shares_memory(cells.take(900), first)
+    larger = cells.take(KEPT_CELLS)
+    assert np.shares_memory(cells.take(1000), larger)
+    huge = cells.take(KEPT_CELLS + 1)
+    assert len(huge) > KEPT_CELLS
+    assert np.shares_memory(cells.take(1000), larger)
+    cells.forget()
+    assert not np.shares_memory(cells.take(1000), larger)
+
+
+class Frozen:
+    """A clock that shows one time, because messages carry it."""
+
+    def now_ms(self) -> int:
+        return 1_796_000_000_000
+
+
+@pytest.mark.parametrize(("log", "protocol"), [("keys", "canal-json"), ("bank", "simple")])
+def test_rows_cut_into_tiles_become_the_same_messages(tmp_path: Path, protocol: str, log: str) -> None:
+    found = []
+    for tile_bytes in (1_000, 1 << 30):
+        path = BANK.with_name(f"{log}.jsonl.gz")
+        feed = RecordedFeed(tmp_path / str(tile_bytes), path, f"kafka://127.0.0.1:1/t?protocol={protocol}")
+        spec, keeper = FeedSpec.load(feed.write()), Keeper()
+        spans = Bounds.load(feed.feed_dir / "bounds.json").spans
+        worker = Worker(LocalAccess(spec), lambda _: 3, keeper)  # type: ignore[arg-type]
+        worker.plan, worker.clock = replace(worker.plan, tile_bytes=tile_bytes), Frozen()
+        worker.deliver([Range(span, ts, feed.last_ts) for span, ts in spans.items()])
+        found.append(keeper.messages)
+    tiles, whole = ([one for one in messages if b"tableSchema" not in one[1]] for messages in found)
+    assert len(whole) > 500
+    assert tiles == whole

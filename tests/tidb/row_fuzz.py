@@ -30,9 +30,10 @@ from tidegate.errors import Undecodable
 from tidegate.kernel import address, buffer
 from tidegate.model.block import OP_DELETE
 from tidegate.model.cells import Image
-from tidegate.mounter.decode import empty_image, plan_of
+from tidegate.mounter.decode_plan import plan_of
 from tidegate.mounter.mounter import mount_row
 from tidegate.mounter.rows import stored_of
+from tidegate.mounter.tiles import empty_images
 from tidegate.tidb import checksum, value
 from tidegate.tidb.checksum import Outcome
 from tidegate.tidb.kernels import checksum as checksum_kernels
@@ -63,7 +64,7 @@ class KernelDecoder:
         """The fault (0: none) and both images; `outcomes` are its checksums'."""
         entry = row.entry
         plan = plan_of(row.table, False)
-        new, old = empty_image(1, plan.stride), empty_image(1, plan.stride)
+        new, old = empty_images(1, plan.stride, buffer)
         strings = (entry.key, entry.value, entry.old_value)
         at = [room.put(part) for room, part in zip(self._rooms, strings, strict=True)]
         for ends, part in zip(self._ends, strings, strict=True):

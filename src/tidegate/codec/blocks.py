@@ -8,7 +8,6 @@ grown by half whenever it is too small; at most about 8 times the block's own va
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -25,7 +24,7 @@ from tidegate.codec.large import LargeOptions
 from tidegate.codec.plan import Bound, EncodePlan
 from tidegate.codec.registry import codec_of
 from tidegate.kernel import PAD, address, buffer
-from tidegate.model.cells import DELETE, INSERT, Image, RowBlock
+from tidegate.model.cells import DELETE, INSERT, Image, RowBlock, Taken
 from tidegate.model.message import MessageBlock
 from tidegate.model.schema import TableSchema
 from tidegate.tidb.kernels.json import STACK_WORDS
@@ -33,8 +32,6 @@ from tidegate.tidb.local_time import localised
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
-Taken = Callable[[int], Bytes]
-"""Gives a buffer for that many bytes and `PAD` more."""
 
 _SCRATCH_SLACK: Final = 8192
 SCRATCH_BYTES: Final = 1 << 16

@@ -7,8 +7,9 @@ holds the *address* of the bytes inside the block's own buffers (values, keys, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,9 @@ CHECKSUM: Final = np.dtype(
     ]
 )
 """A row's `model.row.RowChecksum`, as `RowBlock.checksums` holds it; `known` 0: the row has none."""
+
+Taken: TypeAlias = Callable[[int], npt.NDArray[np.uint8]]
+"""Gives memory for that many bytes and `kernel.PAD` more, with any contents."""
 
 INSERT: Final = 1
 UPDATE: Final = 2

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,43 +19,19 @@ import pyarrow as pa
 
 from tidegate.errors import Undecodable
 from tidegate.kernel import PAD, address, buffer
-from tidegate.model.cells import NULL, Image, RowBlock, stride_for, take
-from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.model.cells import NULL, Image, RowBlock, Taken, stride_for, take
+from tidegate.model.schema import TableSchema
+from tidegate.mounter.decode_plan import FORMS, POINTERS, BytePool, DecodePlan, plan_of
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.schema_store import Follows, SchemaStore
+from tidegate.mounter.tiles import Tiling, empty_images, tiles
 from tidegate.tidb import value
 from tidegate.tidb.kernels import record_key, row_context
 from tidegate.tidb.kernels import row as row_kernels
-from tidegate.tidb.kernels.row_context import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS, Table
-from tidegate.tidb.kernels.value import Form
-from tidegate.tidb.row import Stored
+from tidegate.tidb.kernels.row_context import Table
 from tidegate.tidb.types import temporal
 
 Int64s = npt.NDArray[np.int64]
-
-_FORMS: Final = {
-    Kind.INT: Form.SIGNED,
-    Kind.YEAR: Form.SIGNED,
-    Kind.TIME: Form.NANOSECONDS,
-    Kind.UINT: Form.UNSIGNED,
-    Kind.ENUM: Form.UNSIGNED,
-    Kind.SET: Form.UNSIGNED,
-    Kind.BIT: Form.UNSIGNED,
-    Kind.DATE: Form.PACKED,
-    Kind.DATETIME: Form.PACKED,
-    Kind.TIMESTAMP: Form.PACKED,
-    Kind.FLOAT: Form.FLOAT,
-    Kind.DOUBLE: Form.FLOAT,
-    Kind.DECIMAL: Form.DECIMAL,
-    Kind.STRING: Form.BYTES,
-    Kind.BYTES: Form.BYTES,
-    Kind.JSON: Form.JSON,
-    Kind.VECTOR: Form.VECTOR,
-}
-
-
-_POINTERS: Final = (Form.BYTES, Form.DECIMAL, Form.JSON, Form.VECTOR)
-"""Forms whose cells hold an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,91 +61,6 @@ class Quarantined:
     why: str
     table: str = ""
     """`schema.table` of the row. Empty: no known table has the id in the key at this time."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DecodePlan:
-    """A table version in the form for `tidb.kernels.row.decode_rows`."""
-
-    lines: Int64s
-    """int64[columns, PLAN_WORDS], in ascending order of column id."""
-    datums: int
-    """The number of datums of a common handle. 0 for an integer handle."""
-    stride: int
-    defaults: npt.NDArray[np.uint8]
-    """The bytes that default values point to."""
-
-
-_plans: WeakKeyDictionary[TableSchema, dict[bool, DecodePlan]] = WeakKeyDictionary()
-
-
-def plan_of(table: TableSchema, zoned: bool) -> DecodePlan:
-    """The plan of a table version, which is made once. zoned: TIMESTAMPs will be converted to
-    another zone.
-    """
-    plans = _plans.setdefault(table, {})
-    if zoned not in plans:
-        plans[zoned] = _make_plan(table, zoned)
-    return plans[zoned]
-
-
-def _make_plan(table: TableSchema, zoned: bool) -> DecodePlan:
-    pool = _BytePool()
-    lines = np.zeros((len(table.columns), PLAN_WORDS), dtype=np.int64)
-    for at, column in enumerate(table.columns):
-        form = _FORMS[column.kind]
-        if zoned and column.kind is Kind.TIMESTAMP:
-            form = Form.PACKED_ZONED
-        if at in table.handle_columns:
-            lines[at, :6] = column.id, at, form, table.handle_columns.index(at), 0, NULL
-        else:
-            lines[at, :6] = column.id, at, form, *_default(column, pool)
-    data, moved = pool.finish()
-    # Offsets become addresses only now, because the pool moves while it grows.
-    points = (lines[:, 3] == FROM_DEFAULT) & (lines[:, 5] != NULL) & np.isin(lines[:, 2], _POINTERS)
-    lines[points, 4] += moved
-    # The kernels merge the lines with the ids of a row, which ascend.
-    order = np.argsort(lines[:, 0], kind="stable")
-    datums = len(table.handle_columns) if table.is_common_handle else 0
-    return DecodePlan(np.ascontiguousarray(lines[order]), datums, stride_for(len(table.columns)), data)
-
-
-class _BytePool:
-    """Collects bytes to which cells will point, before their address is known."""
-
-    def __init__(self) -> None:
-        self.data = bytearray(8)  # kernels read a decimal's words whole, from up to three bytes before
-
-    def cell(self, stored: Stored) -> tuple[int, int]:
-        """The word and the size of a cell. For bytes, the word is the offset in the pool, not the address."""
-        match stored:
-            case None:
-                return 0, NULL
-            case int():
-                return stored - (1 << 64) if stored >= 1 << 63 else stored, 0
-            case float():
-                return int(np.float64(stored).view(np.int64)), 0
-            case bytes():
-                at = len(self.data)
-                self.data += stored
-                return at, len(stored)
-
-    def finish(self) -> tuple[npt.NDArray[np.uint8], int]:
-        """The bytes, and the address to which offsets are relative."""
-        held = buffer(len(self.data))
-        held[: len(self.data)] = np.frombuffer(self.data, dtype=np.uint8)
-        return held, address(held)
-
-
-def _default(column: Column, pool: _BytePool) -> tuple[int, int, int]:
-    try:
-        return FROM_DEFAULT, *pool.cell(value.missing(column))
-    # Only rows that lack the column are faulty then; all others have a value of their own.
-    except Undecodable:
-        return NO_DEFAULT, 0, NULL
-
-
-# --- mounting -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +115,29 @@ def mount(
     `follows`, rows of a table that the store does not know at their time are quarantined. `checks`, if given,
     is filled for `integrity.verify`.
     """
+    failed: list[Quarantined] = []
+    mounted = list(mount_tiles(block, store, options, failed, checks, at=at, follows=follows))
+    return mounted, in_order(failed)
+
+
+def mount_tiles(
+    block: pa.RecordBatch,
+    store: SchemaStore,
+    options: MountOptions,
+    failed: list[Quarantined],
+    checks: Checks | None = None,
+    *,
+    at: int | None = None,
+    follows: Follows | None = None,
+    tiling: Tiling | None = None,
+) -> Iterator[RowBlock]:
+    """As `mount`, with each RowBlock decoded when it is asked for; fills `failed`, see `in_order`.
+
+    With `tiling`, a table version has several RowBlocks if it has many rows, and the cells of one are
+    undefined when the next is asked for if the memory is the same.
+    """
     columns = columns_of(block)
-    mounted: list[RowBlock] = []
-    failed = [
+    failed += [
         _quarantined(block, int(row), "this is not the key of a record")
         for row in np.flatnonzero(columns.lengths == record_key.NO_RECORD)
     ]
@@ -239,11 +149,24 @@ def mount(
                 continue
             failed += [_quarantined(block, int(row), "no table has this id at this time") for row in rows]
         elif table.eligible or options.force_replicate:
-            group = decode_group(columns, table, rows, options, failed, checks)
-            mounted += [group] if len(group) else []
-    # In the order of the block, so that the quarantine has them in commit order, whatever tables they are of.
-    failed.sort(key=lambda row: row.position)
-    return mounted, failed
+            for tile in _tiles(columns, table, rows, tiling):
+                taken = buffer if tiling is None else tiling.taken
+                group = decode_group(columns, table, tile, options, failed, checks, taken)
+                if len(group):
+                    yield group
+
+
+def _tiles(
+    columns: BlockColumns, table: TableSchema, rows: Int64s, tiling: Tiling | None
+) -> Iterator[Int64s]:
+    if tiling is None:
+        return iter([rows])
+    return tiles(rows, stride_for(len(table.columns)), tiling, columns.commit_ts, columns.start_ts)
+
+
+def in_order(failed: list[Quarantined]) -> list[Quarantined]:
+    """In the order of the block, so that the quarantine has them in commit order, of whatever tables."""
+    return sorted(failed, key=lambda row: row.position)
 
 
 def of_followed(block: pa.RecordBatch, store: SchemaStore, follows: Follows) -> npt.NDArray[np.bool_]:
@@ -344,15 +267,18 @@ def decode_group(
     options: MountOptions,
     failed: list[Quarantined],
     checks: Checks | None = None,
+    taken: Taken = buffer,
 ) -> RowBlock:
-    """Decode the rows `rows` of a block, all of one table version. Damaged rows are appended to `failed`."""
+    """Decode the rows `rows` of a block, all of one table version. Damaged rows are appended to `failed`.
+    `taken`: gives the memory for cells.
+    """
     zoned = options.time_zone.upper() != "UTC"
     plan = plan_of(table, zoned)
     n, block = len(rows), columns.block
     rows = np.ascontiguousarray(rows, dtype=np.int64)
-    new, old = empty_image(n, plan.stride), empty_image(n, plan.stride)
+    new, old = empty_images(n, plan.stride, taken)
     ops, faults = np.empty(n, dtype=np.uint8), np.empty(n, dtype=np.int64)
-    free = buffer(_key_bytes(block)) if plan.datums else buffer(0)
+    free = buffer(_key_bytes(block, rows)) if plan.datums else buffer(0)
     context = np.empty(row_context.CONTEXT_WORDS, dtype=np.int64)
     refused = row_kernels.decode_rows(
         *arguments(columns, plan, rows, new, old, ops, faults, free, context, checks)
@@ -421,15 +347,11 @@ def _row_keys(block: pa.RecordBatch, rows: Int64s) -> Int64s:
     return np.stack([ends[rows] + data.address, ends[rows + 1] - ends[rows]], axis=1)
 
 
-def empty_image(n: int, stride: int) -> Image:
-    """Cells for n rows, not initialised."""
-    return Image(np.empty((n, stride), dtype=np.int64), np.empty((n, stride), dtype=np.int32))
-
-
-def _key_bytes(block: pa.RecordBatch) -> int:
+def _key_bytes(block: pa.RecordBatch, rows: Int64s) -> int:
+    """The bytes of these rows' keys, and the pad."""
     column = block.column("key")
-    ends = np.frombuffer(column.buffers()[1], dtype=np.int32)
-    return int(ends[column.offset + len(column)] - ends[column.offset]) + PAD
+    ends = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset :]
+    return int((ends[rows + 1] - ends[rows]).sum()) + PAD
 
 
 # --- what the kernel refused ----------------------------------------------------------------------------
@@ -441,7 +363,7 @@ def _decode_refused(
     """Decode refused rows with the plain path, and drop rows that are damaged or have no image."""
     block: pa.RecordBatch = group.owners[0]
     keep = group.op != 0
-    pool = _BytePool()
+    pool = BytePool()
     cells: list[tuple[Image, int, int, int, int]] = []
     for i in np.flatnonzero(faults):
         row = int(group.position[i])
@@ -453,14 +375,14 @@ def _decode_refused(
     # Only now do the bytes have an address, as the pool moves while it grows.
     data, base = pool.finish()
     for image, at, c, word, length in cells:
-        points = length != NULL and _FORMS[group.table.columns[c].kind] in _POINTERS
+        points = length != NULL and FORMS[group.table.columns[c].kind] in POINTERS
         image.words[at, c] = word + base if points else word
         image.sizes[at, c] = length
     return replace(take(group, np.flatnonzero(keep)), owners=(*group.owners, data))
 
 
 def _plain_cells(
-    group: RowBlock, i: int, block: pa.RecordBatch, options: MountOptions, pool: _BytePool
+    group: RowBlock, i: int, block: pa.RecordBatch, options: MountOptions, pool: BytePool
 ) -> list[tuple[Image, int, int, int, int]]:
     """Decode a row that the kernel refused with the plain path, to cells that replace the kernel's."""
     zone = temporal.zone(options.time_zone)

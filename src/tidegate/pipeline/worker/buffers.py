@@ -1,6 +1,6 @@
 """Memory for encoded messages that a worker uses again, piece after piece.
 
-    take --> the messages of one table of a piece --> the sink's writer --> next_piece --> free again
+    take --> the messages of one tile of a piece --> the sink's writer --> next_piece --> free again
 
 A piece becomes tens of megabytes of messages. The C library returns so large a buffer to the system when it
 is freed, and the system fills each page of the next one with zeros. That took two fifths of the CPU of the
@@ -20,13 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.kernel import PAD, buffer
+from tidegate.mounter.tiles import TILE_BYTES
 
 KEPT_BYTES: Final = 64 << 20
 """A process keeps at most so much memory from one piece to the next."""
-KEPT: Final = 8
-"""It keeps at most this many buffers: a piece has one for each of its tables."""
+KEPT: Final = 32
+"""It keeps at most this many buffers: a piece has one for each of its tiles."""
 UNUSED: Final = 16
 """A buffer that so many pieces did not use is given up: pieces have become smaller."""
+KEPT_CELLS: Final = 2 * TILE_BYTES
+"""It keeps the memory of a tile up to this size. Only a transaction that is not cut makes a larger one."""
 WASTE: Final = 4
 """A buffer is not used for messages that are expected to fill less than one part in so many of it: a larger
 table of the same piece may need it."""
@@ -85,5 +88,26 @@ class Buffers(threading.local):
         self._free, self._taken = [], []
 
 
+class Cells(threading.local):
+    """The memory for cells of this thread: one tile is encoded when the next is mounted (`stages`)."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, dtype=np.uint8)
+
+    def take(self, size: int) -> Bytes:
+        """Memory for at least `size` bytes and `PAD` more, with any contents, until the next call."""
+        if size > KEPT_CELLS:
+            return buffer(size)
+        if len(self._memory) < size + PAD:
+            self._memory = buffer(size)
+        return self._memory
+
+    def forget(self) -> None:
+        """Keep none."""
+        self._memory = np.empty(0, dtype=np.uint8)
+
+
 BUFFERS: Final = Buffers()
 """Those of the process, which works for many incarnations, but for one at a time."""
+CELLS: Final = Cells()
+"""Likewise."""

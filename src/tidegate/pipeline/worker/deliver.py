@@ -38,7 +38,7 @@ from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.exchange.work import Lease, OnDurable, Report
 from tidegate.pipeline.worker import stages
 from tidegate.pipeline.worker.access import Access
-from tidegate.pipeline.worker.buffers import BUFFERS
+from tidegate.pipeline.worker.buffers import BUFFERS, CELLS
 from tidegate.pipeline.worker.damage import keep_damaged, keep_misencoded
 from tidegate.pipeline.worker.pieces import Cutter, slices, weight
 from tidegate.pipeline.worker.schemas import SchemaReader
@@ -109,7 +109,7 @@ class Worker:
         plan = stages.stage_context(
             spec.config, spec.sink_uri.topic, partitions, sink.form, namespace=spec.namespace
         )
-        self.plan = replace(plan, taken=BUFFERS.take)
+        self.plan = replace(plan, taken=BUFFERS.take, cells=CELLS.take)
         self.schemas = SchemaReader(access) if spec.config.has_tables else None
         self._records = ProgressRecords(spec, self.keys_of)
         self._follows = _follows(spec.config) if spec.config.tidegate.has_stripes else None

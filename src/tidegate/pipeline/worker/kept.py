@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from tidegate.pipeline.exchange.work import NO_LEASE, Begin, Begun, Deliver, Load, OnDurable, Report
 from tidegate.pipeline.worker.access import Access, local
-from tidegate.pipeline.worker.buffers import BUFFERS
+from tidegate.pipeline.worker.buffers import BUFFERS, CELLS
 from tidegate.pipeline.worker.compiling import compiling_counts
 from tidegate.pipeline.worker.deliver import Worker, open_worker
 
@@ -92,6 +92,7 @@ def rest() -> bool:
     """
     forget_some()
     BUFFERS.forget()
+    CELLS.forget()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * PAGE_BYTES > PROCESS_BYTES_MAX
 

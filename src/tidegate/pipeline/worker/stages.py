@@ -6,11 +6,14 @@ Each stage works on thousands of rows at once in compiled kernels, and each kern
 `integrity.verify-encoded` the encoded messages are decoded again and compared with the rows. The last stage
 depends on the form that the sink takes (`sink.base.Form`): messages pass all stages, rows and Arrow columns
 leave after `split`, and entries pass no stage.
+
+Rows that become messages pass all stages tile by tile (`mounter.tiles`): the cells of a tile are in a cache
+of the processor until they are encoded, and the next tile has the same memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -22,7 +25,7 @@ import pyarrow as pa
 from tidegate.claim_check import ClaimStorage
 from tidegate.codec.alignment import mark_block, resolved
 from tidegate.codec.base import CodecOptions
-from tidegate.codec.blocks import Taken, encode_block
+from tidegate.codec.blocks import encode_block
 from tidegate.codec.definitions import definition_block
 from tidegate.codec.entry import Schemas
 from tidegate.codec.keys import encode_keys
@@ -42,14 +45,15 @@ from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.feed import FeedFilter
 from tidegate.kernel import buffer
 from tidegate.model.arrow_rows import ArrowRows
-from tidegate.model.cells import RowBlock, take
+from tidegate.model.cells import RowBlock, Taken, take
 from tidegate.model.key_range import KeyRange
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.schema import TableSchema
 from tidegate.mounter.columns import to_arrow
-from tidegate.mounter.decode import Checks, MountOptions, Quarantined, mount
+from tidegate.mounter.decode import Checks, MountOptions, Quarantined, in_order, mount_tiles
 from tidegate.mounter.integrity import Mismatch, Tally, verify, with_checksums
 from tidegate.mounter.schema_store import Follows, SchemaStore
+from tidegate.mounter.tiles import TILE_BYTES, Tiling
 from tidegate.schema_registry import HttpRegistry
 from tidegate.sink.base import Content, Form
 
@@ -89,6 +93,10 @@ class StageContext:
     registry. Raises Retryable while the registry does not answer."""
     taken: Taken = buffer
     """Gives the memory for messages."""
+    cells: Taken = buffer
+    """Gives the memory for cells of rows that become messages. It may be the same at each call."""
+    tile_bytes: int = TILE_BYTES
+    """The cells of one tile have about at most so many bytes."""
 
 
 def stage_context(
@@ -213,29 +221,45 @@ def run(
     if part is Part.SPLIT and not context.split_updates:
         part = Part.WHOLE
     checks = Checks.of(block) if context.verify else None
+    bad, tally, damaged = list[Quarantined](), Tally(), list[Mismatch]()
+    # A part that is sorted by transactions needs all rows of each.
+    tiling = None
+    if context.form is Form.MESSAGES:
+        tiling = Tiling(part is Part.SPLIT, context.cells, context.tile_bytes)
     # Rows that cannot be decoded leave the block here and go to quarantine; the others continue.
-    tables, bad = mount(block, schemas, context.mount, checks, at=at, follows=follows)
-    tally, damaged = Tally(), list[Mismatch]()
+    tables = mount_tiles(block, schemas, context.mount, bad, checks, at=at, follows=follows, tiling=tiling)
     if checks is not None:
-        # Before any filter: the sum covers the row as it is upstream.
-        damaged = [found for rows in tables for found in verify(block, rows, checks, tally)]
-        if context.checksums:
-            tables = [with_checksums(rows, checks) for rows in tables]
+        tables = _verified(tables, block, context.checksums, checks, tally, damaged)
     misencoded = list[Misencoded]()
-    content, split = _content(tables, context, build_ms, part, misencoded, conflicts)
+    content, mounted, split = _content(tables, context, build_ms, part, misencoded, conflicts)
     if conflicts is not None and part is Part.WHOLE:
         conflicts.forget()  # updates in this block may have freed and taken unique values
-    rows = block.num_rows if follows is None else sum(map(len, tables)) + len(bad)
+    rows = block.num_rows if follows is None else mounted + len(bad)
     return _encoded(
         block,
         content,
         rows,
-        bad=tuple(bad),
+        bad=tuple(in_order(bad)),
         damaged=tuple(damaged),
         misencoded=tuple(misencoded),
         tally=tally,
         split=split,
     )
+
+
+def _verified(
+    tables: Iterable[RowBlock],
+    block: pa.RecordBatch,
+    in_messages: bool,
+    checks: Checks,
+    tally: Tally,
+    damaged: list[Mismatch],
+) -> Iterator[RowBlock]:
+    """The rows, compared with their checksums, and with these if messages carry them. Fills `damaged`."""
+    for rows in tables:
+        # Before any filter: the sum covers the row as it is upstream.
+        damaged += verify(block, rows, checks, tally)
+        yield with_checksums(rows, checks) if in_messages else rows
 
 
 def run_keys(block: pa.RecordBatch, keys: KeyRange, context: StageContext) -> Encoded:
@@ -285,17 +309,20 @@ def _encoded(
 
 
 def _content(
-    tables: list[RowBlock],
+    tables: Iterable[RowBlock],
     context: StageContext,
     build_ms: int,
     part: Part,
     misencoded: list[Misencoded],
     conflicts: SpanConflicts | None,
-) -> tuple[list[Content], int]:
-    """The content to emit of each table, and how many updates change a unique key. Fills `misencoded`."""
+) -> tuple[list[Content], int, int]:
+    """The content to emit of each table, the number of rows, and how many of these are updates that change a
+    unique key. Fills `misencoded`.
+    """
     found: list[Content] = []
-    split = 0
+    count = split = 0
     for mounted in tables:
+        count += len(mounted)
         # Rows are filtered before columns are selected, because a rule may read a column that is not sent.
         kept = mounted if context.rows is None else context.rows.remaining(mounted)
         if len(kept) == 0:
@@ -314,8 +341,8 @@ def _content(
         topic = context.router.topic_by(rule, rows.table.schema, rows.table.table)
         if topic != context.router.default_topic:
             codec = context.codec_of(topic)
-        count = context.partitions(topic)
-        partition = partition_block(routed, rule, count, context.mount.time_zone)
+        partitions = context.partitions(topic)
+        partition = partition_block(routed, rule, partitions, context.mount.time_zone)
         if context.registered is not None:
             context.registered(routed.table, codec)
         places = list[int]()
@@ -330,7 +357,7 @@ def _content(
             if first in marked:
                 # Before the row, and on all partitions: readers wait here until the value is free.
                 ts = int(routed.commit_ts[first])
-                found.append(mark_block(context.mark(build_ms), routed.table.name, ts, topic, count))
+                found.append(mark_block(context.mark(build_ms), routed.table.name, ts, topic, partitions))
             some, where = routed, partition
             # Without marks the block is passed on as it is, without a copy.
             if places:
@@ -339,7 +366,7 @@ def _content(
             if context.read_back is not None:
                 misencoded += context.read_back.compare(some, encoded, where)
             found.append(replace(encoded, topic=topic))
-    return found, split
+    return found, count, split
 
 
 def _between(places: Sequence[int], count: int) -> Iterator[tuple[int, int]]:
