@@ -81,3 +81,28 @@ def test_merging_sorted_blocks_gives_each_change_once_in_order(parts: list[list[
         blocks, cursors = [b for b, a in zip(blocks, alive, strict=True) if a], cursors[alive]
     expected = sort_entries([e for run in runs for e in run], 0, 99)
     assert [order_key(e) for e in merged] == [order_key(e) for e in expected]
+
+
+def test_a_block_ends_between_transactions_unless_one_fills_half_of_it() -> None:
+    def ends(lengths: list[int], limit: int) -> list[int]:
+        rows = [
+            Entry(10 + number, 1, 1, b"k%02d" % row, b"v", b"")
+            for number, length in enumerate(lengths)
+            for row in range(length)
+        ]
+        block = block_of(rows)
+        table = kernels.table_of([kernels.describe(block)])
+        refs, _, _ = kernels.order_rows(table, 0, 99, np.zeros(1, dtype=np.int64))
+        found, sizes = [0], np.zeros(3, dtype=np.int64)
+        while found[-1] < len(rows):
+            end = kernels.measure(table, refs, found[-1], len(refs), limit, sizes)
+            assert sizes.tolist() == [3 * (end - found[-1]), end - found[-1], 0]
+            found.append(end)
+        return found[1:]
+
+    assert ends([3, 3, 3, 3], 40) == [9, 12]  # ten rows of 4 bytes fit
+    assert ends([4, 4, 4], 40) == [8, 12]
+    assert ends([5, 6, 1], 40) == [5, 12]
+    assert ends([4, 8], 40) == [10, 12]
+    assert ends([25], 40) == [10, 20, 25]
+    assert ends([10, 10], 40) == [10, 20]

@@ -168,6 +168,16 @@ def test_a_piece_holds_whole_transactions_while_they_fit() -> None:
     assert [p.block.num_rows for p in pieces] == [4, 4, 4]
 
 
+@pytest.mark.parametrize(("block_rows", "pieces"), [(12, [12]), (8, [8, 4]), (6, [4, 4, 4]), (5, [4, 4, 4])])
+def test_the_last_transaction_of_a_block_goes_out_with_it_if_whole(
+    block_rows: int, pieces: list[int]
+) -> None:
+    entries = [Entry(ts, ts - 1, 1, b"k%d" % i, b"v", b"") for ts in (5, 6, 7) for i in range(4)]
+    found = list(Cutter(reader(entries, block_rows), lambda: 10_000, splits=True).run())
+    assert [p.block.num_rows for p in found] == pieces
+    assert [entry for p in found for entry in entries_of(p.block)] == entries
+
+
 @pytest.mark.parametrize("row", range(6))
 def test_entries_beyond_a_place_are_found_in_any_block(row: int) -> None:
     entries = [Entry(9, 8, 1, bytes([65 + i]), b"v", b"") for i in range(6)]

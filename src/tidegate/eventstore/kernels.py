@@ -304,25 +304,44 @@ def merge(table: I64, cursors: I64, ends: I64, refs: I64) -> int:
     return count
 
 
+@inline
+def _same_transaction(table: I64, left: int, right: int) -> int:
+    """1 if two references have the same commit ts and start ts, else 0."""
+    same = 1
+    for at in (COMMIT, START):
+        x = load_u64(table[left >> BLOCK_SHIFT, at] + 8 * (left & ROW_MASK))
+        y = load_u64(table[right >> BLOCK_SHIFT, at] + 8 * (right & ROW_MASK))
+        if x != y:
+            same = 0
+    return same
+
+
 @kernel
 def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes: I64) -> int:
     """The end of the longest run of references from `first` that fits in `limit_bytes`, and is not empty.
 
-    `sizes` becomes the bytes of the run's keys, values and old values.
+    If the limit cuts a transaction that began in the second half of the run, the run ends before it: whoever
+    reads the blocks would have to join its parts. `sizes` becomes the bytes of the run's keys, values and old
+    values.
 
-    Reads the offsets of the rows. Writes `sizes`. Bound: refs[first:end]. Twin: none, because it adds up the
-    sizes of what `gather` copies.
+    Reads the offsets and timestamps of the rows. Writes `sizes`. Bound: refs[first:end]. Twin: none, because
+    it adds up the sizes of what `gather` copies.
     """
     keys, values, olds = 0, 0, 0
-    i = first
+    i, whole = first, first
     while i < end:
         k, v, o = (
             _size(table, refs[i], KEY_AT),
             _size(table, refs[i], VALUE_AT),
             _size(table, refs[i], OLD_AT),
         )
+        if i > first and _same_transaction(table, refs[i - 1], refs[i]) == 0:
+            whole = i
+            sizes[0], sizes[1], sizes[2] = keys, values, olds
         # A row that is larger than the limit makes a block of its own; otherwise it would never be read.
         if i > first and keys + values + olds + k + v + o > limit_bytes:
+            if 2 * (whole - first) >= i - first:
+                return whole
             break
         keys, values, olds = keys + k, values + v, olds + o
         i += 1

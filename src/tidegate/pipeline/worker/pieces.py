@@ -12,8 +12,8 @@ They are read for new halves only if the pass for old halves found such an updat
 (`Cutter.met`). The order does not depend on where pieces end, nor on the position at which a later delivery
 resumes.
 
-Memory: one block of the store in addition to the piece, and the rows of a transaction that crosses the end of
-a block.
+Memory: two blocks of the store in addition to the piece, and the rows of a transaction that crosses the end
+of a block. The store ends blocks between transactions if these are small, so that few are joined.
 """
 
 from __future__ import annotations
@@ -113,10 +113,11 @@ class Cutter:
             ends = _group_ends(block)
             next_apart = self._next_apart(block, ends) if self._apart else None
             if next_apart is not None:
-                # One end more than may be taken, because the last one is left out below.
-                ends = ends[: next_apart + 2]
-            # The last transaction of the block may continue in the next block, so it is not taken here.
-            fits = ends[:-1][_weights(block)[ends[:-1] - 1] <= self._budget()]
+                ends = ends[: next_apart + 1]
+            fits = ends[_weights(block)[ends - 1] <= self._budget()]
+            # The last transaction of the block may continue in the next block.
+            if len(fits) and fits[-1] == block.num_rows and source.continues():
+                fits = fits[:-1]
             if len(fits):
                 rows = source.take(int(fits[-1]))
                 yield EncodePiece(rows, Part.SPLIT, _behind(rows))
@@ -219,12 +220,23 @@ class _Source:
     def __init__(self, blocks: Iterable[pa.RecordBatch]) -> None:
         self._blocks = iter(blocks)
         self._head: pa.RecordBatch | None = None
+        self._second: pa.RecordBatch | None = None
+        """The block after `_head`, if it was looked at."""
 
     def peek(self) -> pa.RecordBatch | None:
         """The next block or the rest of it, which is not empty; None at the end."""
         if self._head is None or self._head.num_rows == 0:
-            self._head = next(self._blocks, None)
+            head = self._second if self._second is not None else next(self._blocks, None)
+            self._head, self._second = head, None
         return self._head
+
+    def continues(self) -> bool:
+        """Whether the last transaction of `peek` has rows in the block after it."""
+        block = self.peek()
+        assert block is not None
+        if self._second is None:
+            self._second = next(self._blocks, None)
+        return self._second is not None and _group(block.slice(block.num_rows - 1)) == _group(self._second)
 
     def take(self, count: int) -> pa.RecordBatch:
         """The first rows of `peek`."""
