@@ -196,8 +196,25 @@ def _merge_runs(table: I64, source: I64, target: I64, first: int, middle: int, e
 
 
 @inline
+def _split_classes(table: I64, refs: I64, spare: I64, first: int, end: int) -> None:
+    """Move the rows of refs[first:end] to the order of their classes; within a class they keep their order.
+
+    A transaction's rows come in the order of their keys. If it has several classes, insertion alone would
+    compare each row with many rows of other classes before it finds its place.
+    """
+    at = first
+    for wanted in range(_DELETES, _INSERTS + 1):
+        for i in range(first, end):
+            if _class(table, refs[i]) == wanted:
+                spare[at] = refs[i]
+                at += 1
+    refs[first:end] = spare[first:end]
+
+
+@inline
 def _sort_group(table: I64, refs: I64, spare: I64, first: int, end: int) -> None:
     """Sort the rows of one commit_ts by insertion; above `_INSERTION` rows, merge runs sorted in this way."""
+    _split_classes(table, refs, spare, first, end)
     if end - first <= _INSERTION:
         _insertion(table, refs, first, end)
         return

@@ -58,8 +58,10 @@ from tidegate.puller.match.table_kernels import (
 SLACK = 32
 """The bytes that must be readable after a row's end for the fast scan of a row."""
 
-CALLED = 1024
-"""The message's bytes are prefetched this far ahead of a row."""
+CALLED = 2048
+"""The message's bytes are prefetched this far ahead of a row, and at most so many of them for one row."""
+CACHE_LINE = 64
+"""Bytes."""
 
 
 # Fields of cdcpb, as messages hold them: number and wire type.
@@ -325,8 +327,10 @@ def _scan_entries(at: int, end: int, last: int, tables: ScanTables, row: int) ->
         if row >= tables.row_room:
             return _NO_ROOM
         stop = at + i64(size)
-        for line in range(0, 256, 64):
-            prefetch(at + CALLED + line)
+        # Each line once: rows follow each other, and where the next one begins is known only from the size of
+        # this one, so the processor cannot guess it. Behind a large row only the last part is needed.
+        for line in range(max(at, stop - CALLED), stop, CACHE_LINE):
+            prefetch(line + CALLED)
         # The last rows of a message lack the SLACK, so they take the general scan.
         usual = last - stop >= SLACK and _scan_usual_row(at, stop, rows, row)
         if not usual and not _scan_row(at, stop, rows, row):
