@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.kvclient import hpack, http2
-from tidegate.kvclient.grpc_messages import PART_BYTES_MIN, UNPACK_BYTES, Messages
+from tidegate.kvclient.grpc_messages import UNPACK_BYTES, Message, Messages
 from tidegate.kvclient.http2 import DATA_BYTES_MAX, WINDOW_BYTES, Call, End
 from tidegate.kvclient.http2_output import OUTPUT_BYTES_MAX, FrameKind
 
@@ -92,9 +92,14 @@ def test_a_call_begins_with_the_preface_its_settings_and_its_headers() -> None:
     st.lists(st.integers(0, 30), min_size=1),
     st.lists(st.integers(1, 50), min_size=1),
     st.booleans(),
+    st.lists(st.booleans(), min_size=1),
 )
 def test_messages_come_whole_and_in_order_however_they_are_cut(
-    messages: Sequence[bytes], frames: Sequence[int], pieces: Sequence[int], padded: bool
+    messages: Sequence[bytes],
+    frames: Sequence[int],
+    pieces: Sequence[int],
+    padded: bool,
+    placed: Sequence[bool],
 ) -> None:
     call, body, data = begun(), b"".join(map(message, messages)), b""
     for size in [*frames, len(body)]:
@@ -104,10 +109,18 @@ def test_messages_come_whole_and_in_order_however_they_are_cut(
         else:
             data += frame(FrameKind.DATA, 0, 1, part)
         data += frame(0x42, 0, 1, b"of an unknown kind")
-    found: list[bytes] = []
+    found: list[Message] = []
     at = turn = 0
     while at < len(data):
         size = pieces[turn % len(pieces)]
+        room = call.room[:size]
+        if room and placed[turn % len(placed)]:
+            # As the loop does it: the first bytes into the message, and those behind them into a buffer.
+            size = min(len(room), len(data) - at)
+            room[:size] = data[at : at + size]
+            found += call.placed(size)
+            at, turn = at + size, turn + 1
+            continue
         buffer = bytearray(data[at : at + size])
         found += call.receive(memoryview(buffer))
         buffer[:] = bytes(len(buffer))  # the caller uses it for something else
@@ -128,11 +141,42 @@ def test_a_message_of_many_parts_comes_whole(size: int) -> None:
     assert found == messages
 
 
-def test_a_message_in_tiny_parts_is_held_in_few() -> None:
-    held = Messages(1 << 20)
-    for byte in message(bytes(100_000))[:-1]:
-        held.take(memoryview(bytes([byte])), [])
-    assert len(held._parts) <= 1 + 100_000 // PART_BYTES_MIN
+def test_a_message_in_tiny_parts_has_one_piece_of_memory() -> None:
+    asked: list[int] = []
+
+    def memory(size: int) -> memoryview:
+        asked.append(size)
+        return memoryview(bytearray(size))
+
+    held, found = Messages(1 << 20, memory), list[Message]()
+    for byte in message(b"m" * 100_000):
+        held.take(memoryview(bytes([byte])), found)
+    assert found == [b"m" * 100_000]
+    assert asked == [100_000]
+    assert not held._whole, "it is the receiver's alone"
+
+
+def test_only_data_of_a_message_that_has_begun_has_room() -> None:
+    call = begun()
+    assert not call.room
+    call.receive(frame(FrameKind.DATA, 0, 1, message(b"m" * 30)[:15]))
+    assert not call.room, "a frame's head comes next"
+    rest = frame(FrameKind.DATA, 0, 1, message(b"m" * 30)[15:] + message(b"n"))
+    call.receive(rest[:12])
+    assert len(call.room) == 17, "the next message is not part of it"
+    call.room[:17] = b"m" * 17
+    assert call.placed(17) == [b"m" * 30]
+    assert not call.room, "a prefix comes next"
+    assert call.receive(rest[29:]) == [b"n"]
+
+
+def test_a_frame_that_ends_in_the_messages_memory_may_end_the_stream() -> None:
+    call = begun()
+    data = frame(FrameKind.DATA, END_STREAM, 1, message(b"m" * 30))
+    call.receive(data[:20])
+    call.room[:24] = b"m" * 24
+    assert call.placed(24) == [b"m" * 30]
+    assert call.end == End(Code.UNKNOWN, "the peer ended the stream without a status")
 
 
 def test_requests_keep_to_the_peers_windows() -> None:

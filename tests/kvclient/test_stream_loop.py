@@ -415,7 +415,7 @@ def test_streams_use_certificates_and_refuse_anothers(tmp_path: Path, echo: Echo
     server, address = served(echo, server_credentials(ours))
     loop, taker, refused = StreamLoop(ours), Taker(), Taker()
     call = loop.call(address, PATH, (), taker)
-    sent = [bytes([i]) * 50_000 for i in range(40)]
+    sent = [bytes([i]) * (50_000 if i % 10 else 300_000) for i in range(40)]
     for message in [*sent, b"end"]:
         call.send(message)
     assert taker.end() == (Code.OK, "")

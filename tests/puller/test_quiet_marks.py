@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,23 @@ def test_a_mark_never_overtakes_rows(stream: Stream, receiver: Receiver) -> None
         eventually(lambda ts=ts: receiver.found[-1:] and receiver.found[-1][2] == ts, "the mark")  # type: ignore[misc]
         assert [what for what, *_ in receiver.found[before:]] in (["rows", "matched"], ["rows", "risen"])
         assert receiver.found[before][2] == 1
+
+
+def test_messages_are_dropped_as_soon_as_they_are_matched(stream: Stream, receiver: Receiver) -> None:
+    # Their memory is then used for the next ones, while the worker waits for room in the event store.
+    message = memoryview(rows_message(1, REQUEST, committed(20)))
+    held, inside = weakref.ref(message), receiver.matched
+    seen: list[bool] = []
+
+    def matched(where: Stream, found: Matched) -> None:
+        seen.append(held() is None)
+        inside(where, found)
+
+    receiver.matched = matched  # type: ignore[method-assign]
+    stream.received([message])
+    del message
+    eventually(lambda: receiver.found, "the row")
+    assert seen == [True]
 
 
 def test_marks_queue_behind_a_worker_that_is_held_up(stream: Stream, receiver: Receiver) -> None:

@@ -2,8 +2,11 @@
 
     flag (1: compressed) | length in four bytes | that many bytes
 
-The bytes come in parts that begin and end anywhere. A compressed message stays compressed until the receiver
-takes it, because a few bytes may unpack to gigabytes; later messages wait behind it, to keep their order.
+The bytes come in parts that begin and end anywhere. A message that is not whole in one part gets its memory
+when its prefix is read, and the caller may read from its socket into it (`room`).
+
+A compressed message stays compressed until the receiver takes it, because a few bytes may unpack to
+gigabytes; later messages wait behind it, to keep their order.
 """
 
 from __future__ import annotations
@@ -11,16 +14,17 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import grpc
 
 Bytes = bytes | bytearray | memoryview
+Message = bytes | memoryview
+"""The bytes of a message. If it is large, its memory is used again when nothing refers to it any more."""
 
 UNPACK_BYTES: Final = 4 << 20
 """After this many unpacked bytes the receiver is asked whether it takes more."""
-PART_BYTES_MIN: Final = 1 << 14
-"""The least size of the parts in which an incomplete message is held, but for the last."""
 ENCODINGS: Final = ("identity", "deflate", "gzip")
 """The compressions that can be unpacked, as headers name them."""
 
@@ -43,23 +47,27 @@ def framed(message: bytes) -> bytes:
 class Messages:
     """The messages that a peer sends in one call."""
 
-    def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: the largest message, also when it is unpacked."""
-        self._bytes_max = bytes_max
+    def __init__(self, bytes_max: int, memory: Callable[[int], memoryview]) -> None:
+        """`bytes_max`: the largest message, also when it is unpacked. `memory`: makes that of a message."""
+        self._bytes_max, self._memory = bytes_max, memory
         self._prefix = bytearray()  # the beginning of an incomplete prefix
-        self._parts: list[bytearray] = []  # of the message whose prefix was read
         self._flag = 0
-        self._missing = 0  # bytes of that message; 0: a prefix comes next
-        self._packed: deque[tuple[int, bytes]] = deque()  # messages that wait behind a compressed one
+        self.room = memoryview(b"")
+        """The memory of the bytes that a message which has begun is missing; empty: a prefix comes next."""
+        self._whole = self.room  # the memory of that message
+        self._packed: deque[tuple[int, Message]] = deque()  # messages that wait behind a compressed one
 
-    def take(self, part: memoryview, messages: list[bytes]) -> None:
+    def take(self, part: memoryview, messages: list[Message]) -> None:
         """Split the next bytes into messages; adds to `messages` those that need no unpacking.
 
         Raises MessageError; then the messages before the bad one have been added.
         """
         while part:
-            if self._missing:
-                part = part[self._continue(part, messages) :]
+            if self.room:
+                size = min(len(part), len(self.room))
+                self.room[:size] = part[:size]
+                self.filled(size, messages)
+                part = part[size:]
             # A frame may end inside a prefix; its first bytes wait for the rest.
             elif self._prefix or len(part) < _PREFIX.size:
                 more = part[: _PREFIX.size - len(self._prefix)]
@@ -76,29 +84,26 @@ class Messages:
                 self._begin(part, messages)
                 part = part[_PREFIX.size :]
 
-    def _begin(self, prefix: Bytes, messages: list[bytes]) -> None:
+    def _begin(self, prefix: Bytes, messages: list[Message]) -> None:
         """Read a prefix; its message follows."""
-        self._flag, self._missing = prefix[0], self._size(prefix)
-        if not self._missing:
+        self._flag, size = prefix[0], self._size(prefix)
+        if size:
+            # The system finds pages for what is written, so a prefix alone does not cost its message's size.
+            self._whole = self.room = self._memory(size)
+        else:
             # An empty message is complete with its prefix: no later byte would complete it.
             self._add(self._flag, b"", messages)
 
-    def _continue(self, part: memoryview, messages: list[bytes]) -> int:
-        """Take bytes of the message that is missing some; returns how many."""
-        part = part[: self._missing]
-        # Joined once at the end, because a message of many frames would be moved again and again while it
-        # grows. Small parts are joined at once, so that their number has a bound.
-        if self._parts and len(self._parts[-1]) < PART_BYTES_MIN:
-            self._parts[-1] += part
-        else:
-            self._parts.append(bytearray(part))
-        self._missing -= len(part)
-        if not self._missing:
-            parts, self._parts = self._parts, []
-            self._add(self._flag, b"".join(parts), messages)
-        return len(part)
+    def filled(self, size: int, messages: list[Message]) -> None:
+        """The first `size` bytes of `room` were written; adds the message if it is whole."""
+        self.room = self.room[size:]
+        if not self.room:
+            whole = self._whole
+            # Otherwise this object would refer to the message until the next one begins.
+            self._whole = self.room = memoryview(b"")
+            self._add(self._flag, whole, messages)
 
-    def unpack(self, messages: list[bytes]) -> None:
+    def unpack(self, messages: list[Message]) -> None:
         """Add about `UNPACK_BYTES` of the messages that `take` held back.
 
         Raises MessageError; then the messages before the bad one have been added, and no others will come.
@@ -122,13 +127,13 @@ class Messages:
             raise MessageError(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
         return size
 
-    def _add(self, flag: int, message: bytes, messages: list[bytes]) -> None:
+    def _add(self, flag: int, message: Message, messages: list[Message]) -> None:
         if flag or self._packed:
             self._packed.append((flag, message))
         else:
             messages.append(message)
 
-    def _unpacked(self, message: bytes) -> bytes:
+    def _unpacked(self, message: Message) -> bytes:
         """The content of a message of gzip or zlib (gRPC's deflate)."""
         # 32: the header decides between gzip and zlib, because the flag of a message does not say which of
         # them it is.

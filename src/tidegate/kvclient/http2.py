@@ -2,6 +2,7 @@
 
 ```
  bytes of the peer --> receive --> messages, `end`
+ ... read into `room` -> placed --> messages, `end`
  send, grant, ping, cancel ------> `output`, bytes for the peer
 ```
 
@@ -17,6 +18,7 @@ error, or by `cancel`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
@@ -24,7 +26,7 @@ from urllib.parse import unquote
 import grpc
 
 from tidegate.kvclient import hpack
-from tidegate.kvclient.grpc_messages import ENCODINGS, Bytes, MessageError, Messages, framed
+from tidegate.kvclient.grpc_messages import ENCODINGS, Bytes, Message, MessageError, Messages, framed
 from tidegate.kvclient.http2_output import DEFAULT_WINDOW, FRAME_BYTES_MAX, HEAD, STREAM, FrameKind, Output
 
 WINDOW_BYTES: Final = 2 << 20
@@ -96,12 +98,16 @@ class Call:
         *,
         scheme: str = "http",
         message_bytes_max: int = 256 << 20,
+        memory: Callable[[int], memoryview] = lambda size: memoryview(bytearray(size)),
     ) -> None:
-        """Begin the call of `path` (`/service/method`) at `authority` (host:port)."""
+        """Begin the call of `path` (`/service/method`) at `authority` (host:port).
+
+        `memory`: makes so many bytes for a message.
+        """
         self._sending = Output()
         self.output = self._sending.output
         self.end: End | None = None
-        self._messages = Messages(message_bytes_max)
+        self._messages = Messages(message_bytes_max, memory)
         self._has_settings = False
         self._input = bytearray()  # the beginning of an incomplete frame
         self._left = 0  # missing bytes of the current DATA frame
@@ -163,9 +169,27 @@ class Call:
         # The words of a GOAWAY say more than that the connection was closed after it.
         self._finish(grpc.StatusCode.UNAVAILABLE, self._goes_away or why)
 
-    def receive(self, data: Bytes) -> list[bytes]:
+    @property
+    def room(self) -> memoryview:
+        """The memory of the peer's next bytes, if they are data of a message that has begun; else empty.
+
+        Who reads into it calls `placed` and saves a copy; or ignores it and calls `receive`.
+        """
+        # While a frame of data is incomplete, `_input` is empty, so no other byte comes before.
+        return self._messages.room[: self._left]
+
+    def placed(self, size: int) -> list[Message]:
+        """Process the first `size` bytes of `room`, where the peer's bytes are now; returns the messages."""
+        messages: list[Message] = []
+        self._left -= size
+        self._messages.filled(size, messages)
+        if not self._left:
+            self._ended_frame()
+        return messages
+
+    def receive(self, data: Bytes) -> list[Message]:
         """Process bytes from the peer; returns the messages in them. The caller may then reuse `data`."""
-        messages: list[bytes] = []
+        messages: list[Message] = []
         if self._input:
             self._input += data
             # The view below locks the old buffer, and a locked one cannot grow. So the rest goes into a new
@@ -210,12 +234,12 @@ class Call:
         self._input += view[at:]
         return messages
 
-    def unpacked(self) -> list[bytes]:
+    def unpacked(self) -> list[Message]:
         """About `UNPACK_BYTES` of the messages that `receive` held back behind a compressed one.
 
         Call this until it returns nothing or the receiver takes no more.
         """
-        messages: list[bytes] = []
+        messages: list[Message] = []
         try:
             self._messages.unpack(messages)
         except MessageError as error:
@@ -240,7 +264,7 @@ class Call:
             self._finish(grpc.StatusCode.INTERNAL, f"a frame of kind {kind} among headers, or without any")
         return self.end is None
 
-    def _frame(self, kind: int, flags: int, stream: int, payload: bytes, messages: list[bytes]) -> None:
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes, messages: list[Message]) -> None:
         try:
             match kind:
                 case FrameKind.DATA:
@@ -366,7 +390,7 @@ class Call:
         if self._unacknowledged > WINDOW_BYTES:
             self._finish(grpc.StatusCode.INTERNAL, "the peer sent more than its window")
 
-    def _take(self, part: memoryview, messages: list[bytes]) -> None:
+    def _take(self, part: memoryview, messages: list[Message]) -> None:
         if self.end is None:
             try:
                 self._messages.take(part, messages)

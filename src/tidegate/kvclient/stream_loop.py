@@ -34,11 +34,22 @@ import grpc
 
 from tidegate.errors import InvalidInput
 from tidegate.kvclient import http2
+from tidegate.kvclient.grpc_messages import Message
+from tidegate.slabs import Slabs
 from tidegate.tls import Tls
 
 LOG: Final = logging.getLogger(__name__)
 
 READ_BYTES: Final = 256 << 10
+PLACED_BYTES_MIN: Final = 16 << 10
+"""If a message that has begun is missing at least so many bytes of a frame, they are read into its memory."""
+BEHIND_BYTES: Final = 64 << 10
+"""The bytes behind them that are read at the same time. They are copied once more, but are few."""
+SLAB_BYTES_MIN: Final = 64 << 10
+"""The memory of messages from this size on is used again."""
+IDLE_BYTES_MAX: Final = 32 << 20
+"""The most bytes of memory that waits for the next messages: a stream has one batch of them in work and one
+waiting, and a message has a megabyte or two."""
 CONNECT_S: Final = 10.0
 LOOK_S: Final = 1.0
 """The interval at which silent connections are checked."""
@@ -60,8 +71,10 @@ Metadata = tuple[tuple[str, str], ...]
 class Receiver(Protocol):
     """The receiver of a call's messages. Called in the loop's thread, so all other calls wait meanwhile."""
 
-    def received(self, messages: list[bytes]) -> bool:
+    def received(self, messages: list[Message]) -> bool:
         """Take messages. Return False to get no more until `StreamCall.resume`. An exception ends the call.
+
+        Keep a reference to a message as long as its bytes are used. Its memory is used again afterwards.
 
         Messages that the peer may still send inside its window arrive anyway; the last return value counts.
         """
@@ -164,20 +177,12 @@ class StreamCall:
         assert connection is not None, "a socket is ready"
         while machine.end is None:
             try:
-                size = connection.recv_into(buffer)
+                messages = self._received(connection, machine, buffer)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             except OSError as error:
                 machine.lost(_words(error))
                 return
-            if size == 0:
-                machine.lost("the peer closed the connection")
-                return
-            self._received_at = time.monotonic()
-            # The socket may have more. A sleep now would delay it, and the peer's window would close.
-            if size == len(buffer):
-                self._loop.has_more = True
-            messages = machine.receive(buffer[:size])
             if messages:
                 self._is_paused = not self._receiver.received(messages)
             self._give()
@@ -185,6 +190,30 @@ class StreamCall:
             # now.
             if not (isinstance(connection, ssl.SSLSocket) and connection.pending()):
                 return
+
+    def _received(self, connection: socket.socket, machine: http2.Call, buffer: memoryview) -> list[Message]:
+        """Read once; returns the messages that are whole now. Raises OSError."""
+        room = machine.room
+        if len(room) < PLACED_BYTES_MIN:
+            room = room[:0]
+        elif isinstance(connection, ssl.SSLSocket):
+            buffer = buffer[:0]  # TLS reads into one buffer at a time
+        else:
+            buffer = buffer[:BEHIND_BYTES]
+        if room and buffer:
+            size = connection.recvmsg_into([room, buffer])[0]
+        else:
+            size = connection.recv_into(room or buffer)
+        if size == 0:
+            machine.lost("the peer closed the connection")
+            return []
+        self._received_at = time.monotonic()
+        # The socket may have more. A sleep now would delay it, and the peer's window would close.
+        if size == len(room) + len(buffer):
+            self._loop.has_more = True
+        behind = size - len(room)
+        messages = machine.placed(min(size, len(room))) if room else []
+        return messages + machine.receive(buffer[:behind]) if behind > 0 else messages
 
     def _write(self) -> None:
         connection, output = self._socket, self._machine.output
@@ -240,6 +269,7 @@ class StreamLoop:
         self._served = 0
         self._gathers = False
         self._buffer = memoryview(bytearray(READ_BYTES))
+        self.slabs = Slabs(IDLE_BYTES_MAX)
         self._posts = select.poll()
         self._posts.register(self._woken, select.POLLIN)
 
@@ -249,7 +279,8 @@ class StreamLoop:
         A failed connection ends the call (`Receiver.ended`) and raises nothing here. The same holds for a
         certificate that cannot be read, because it may be in the middle of a renewal.
         """
-        machine = http2.Call(address, path, metadata, scheme="http" if self._tls is None else "https")
+        scheme = "http" if self._tls is None else "https"
+        machine = http2.Call(address, path, metadata, scheme=scheme, memory=self._memory)
         made = StreamCall(self, address, machine, receiver)
         with self._lock:
             if self._closed:
@@ -260,6 +291,10 @@ class StreamLoop:
         self.post(lambda: self.calls.add(made))
         threading.Thread(target=self._connect, args=(made,), name=f"connect-{address}", daemon=True).start()
         return made
+
+    def _memory(self, size: int) -> memoryview:
+        """Memory for a message."""
+        return self.slabs.piece(size) if size >= SLAB_BYTES_MIN else memoryview(bytearray(size))
 
     def drop(self, address: str) -> None:
         """End the calls at one address."""

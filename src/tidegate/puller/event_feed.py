@@ -39,7 +39,7 @@ from tidegate.proto import metapb_pb2 as metapb
 from tidegate.puller.match import spill
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import Share, StreamMemory
-from tidegate.puller.match.matched import Matched, Registration
+from tidegate.puller.match.matched import Matched, Message, Registration
 from tidegate.tidb.memcomparable import encode_bytes
 
 METHOD: Final = "/cdcpb.ChangeData/EventFeedV2"
@@ -99,10 +99,10 @@ class MessageQueue:
         """How often the taker found the queue empty, which shows that it keeps up."""
         self.is_awaited = False
         """Whether the taker waits and the queue is empty: all earlier messages have been processed."""
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[Message] = deque()
         self._changed = threading.Condition()
 
-    def put(self, messages: Sequence[bytes]) -> bool:
+    def put(self, messages: Sequence[Message]) -> bool:
         """Add messages, whatever their size. False: the queue is over its limit; wait for `on_room`."""
         with self._changed:
             self._messages.extend(messages)
@@ -114,7 +114,7 @@ class MessageQueue:
             self._changed.notify()
             return not self._is_full
 
-    def take(self, limit: int = BATCH_BYTES) -> list[bytes]:
+    def take(self, limit: int = BATCH_BYTES) -> list[Message]:
         """Take up to about `limit` bytes, at least one message; waits for it. Empty: closed and drained."""
         with self._changed:
             if not self._messages:
@@ -274,7 +274,7 @@ class Stream:
 
     # --- called by the loop, in its thread ---------------------------------------------------------------
 
-    def received(self, messages: list[bytes]) -> bool:
+    def received(self, messages: list[Message]) -> bool:
         """Raise marks at once if only marks arrived and the worker is idle; otherwise queue the messages."""
         self.messages += len(messages)
         self.bytes += sum(map(len, messages))
@@ -311,6 +311,8 @@ class Stream:
                 self.rows += matched.changes
                 if matched.rows or matched.changes:
                     self._call.hurry(QUIET_S)
+                # The changes were copied. While this thread waits, the messages' memory is used for the next.
+                del messages
                 self._receiver.matched(self, matched)
                 self._relieve()
         except TidegateError as raised:
@@ -325,10 +327,10 @@ class Stream:
         self.matcher.close()
         self._receiver.lost(self, error, self._why)
 
-    def _look_for_doubted(self, messages: Sequence[bytes]) -> None:
+    def _look_for_doubted(self, messages: Sequence[Message]) -> None:
         doubted = self._doubted
         for message in messages:
-            for event in cdcpb.ChangeDataEvent.FromString(message).events:
+            for event in cdcpb.ChangeDataEvent.FromString(bytes(message)).events:
                 if (event.request_id, event.region_id) in doubted:
                     doubted[event.request_id, event.region_id] = True
 

@@ -104,7 +104,11 @@ class Twins:
                     expected[SPANS[at]] += error.changes
                     broken.append((at, error.violation))
                     self.plain[at] = None
-        matched = self.compiled.feed(wire)
+        # As the client gives them: when `feed` has returned, their memory may be used for other messages.
+        memory = list(map(bytearray, wire))
+        matched = self.compiled.feed(list(map(memoryview, memory)))
+        for message in memory:
+            message[:] = bytes(len(message))
         assert changes_of(matched) == expected
         violated = [n for n in matched.notes if n.happening is Happening.VIOLATED]
         assert [(n.registration.mark, n.violation) for n in violated] == broken

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 from itertools import pairwise
 
-from tidegate.puller.match.recycler import IDLE_BYTES_MAX, SMALL, Recycler, slab_size
+from tidegate.puller.match.recycler import IDLE_BYTES_MAX, SMALL, Recycler
+from tidegate.slabs import slab_size
 
 
 def test_memory_of_a_dropped_block_is_reused_and_of_a_held_block_is_not() -> None:

@@ -37,7 +37,7 @@ from tidegate.puller.match import (
 )
 from tidegate.puller.match import table_kernels as k
 from tidegate.puller.match.budget import StreamMemory
-from tidegate.puller.match.matched import Matched, Registration
+from tidegate.puller.match.matched import Matched, Message, Registration
 from tidegate.puller.match.pairing import NO_MARKS, NO_TS, Pairing
 from tidegate.puller.match.playback import Playback
 from tidegate.puller.match.spill import SpillFolder, SpillLog
@@ -125,7 +125,7 @@ class BlockMatcher:
                 self._spilling.forget(registration.number)
             return int(self._registrations.table[registration.number, k.REG_RESOLVED])
 
-    def feed(self, messages: Sequence[bytes]) -> Matched:
+    def feed(self, messages: Sequence[Message]) -> Matched:
         """Apply messages in order. Raises Retryable if one is malformed: the stream must end.
 
         Messages are processed in portions that fit the CPU's cache.
@@ -136,7 +136,7 @@ class BlockMatcher:
             rows = sum(pairing.feed(portion) for portion in _portions(messages))
             return pairing.take(rows)
 
-    def feed_marks(self, messages: Sequence[bytes]) -> tuple[k.I64, k.U64] | None:
+    def feed_marks(self, messages: Sequence[Message]) -> tuple[k.I64, k.U64] | None:
         """The marks that rose, with their ts, if the messages can have no other effect. None: call `feed`.
 
         This holds if each message is a batch of resolved ts, nothing is on disk, and `relieve` would have
@@ -276,7 +276,7 @@ class BlockMatcher:
                 self._spilling.close()
 
 
-def is_mark(message: bytes) -> bool:
+def is_mark(message: Message) -> bool:
     """Whether a message consists of one batch of resolved ts."""
     if message[:1] != _RESOLVED:
         return False
@@ -289,7 +289,7 @@ def is_mark(message: bytes) -> bool:
     return len(message) == at + 2 + size
 
 
-def _portions(messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+def _portions(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """Runs of messages of about `_PORTION_BYTES`."""
     first = size = 0
     for i, message in enumerate(messages):

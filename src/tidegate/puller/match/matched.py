@@ -15,6 +15,9 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.puller.match import table_kernels as k
 from tidegate.puller.match.matcher import Violation
 
+Message = bytes | memoryview
+"""The bytes of a message. A memoryview refers to memory that is used again when nothing refers to it."""
+
 
 @dataclass(eq=False, slots=True)
 class Registration:

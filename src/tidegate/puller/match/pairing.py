@@ -19,7 +19,7 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.puller.match import bucket_kernels, match_kernels, open_kernels, registration_kernels
 from tidegate.puller.match import table_kernels as k
 from tidegate.puller.match.addresses import Addresses
-from tidegate.puller.match.matched import Matched, Registration
+from tidegate.puller.match.matched import Matched, Message, Registration
 from tidegate.puller.match.open_rows import OpenRows
 from tidegate.puller.match.outcome import MatchOutcome
 from tidegate.puller.match.portion import Portion
@@ -72,13 +72,13 @@ class Pairing:
         self.open_rows.unpin()
         self.open_rows.reclaim()
 
-    def feed(self, messages: Sequence[bytes]) -> int:
+    def feed(self, messages: Sequence[Message]) -> int:
         """Match a portion of messages; returns the number of rows. Raises Retryable if one is malformed."""
         events, rows = self._portion.scan(messages)
         self._apply(events, rows, sum(map(len, messages)))
         return rows
 
-    def feed_marks(self, messages: Sequence[bytes]) -> tuple[k.I64, k.U64]:
+    def feed_marks(self, messages: Sequence[Message]) -> tuple[k.I64, k.U64]:
         """Match messages without rows while no registration is spilled; returns the marks as `take` does.
 
         Batches of resolved ts need neither room in tables nor `locate` nor `keep`. Without these steps they

@@ -18,7 +18,7 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.puller.match import scan_kernels, spill_kernels
 from tidegate.puller.match import table_kernels as k
 from tidegate.puller.match.addresses import Addresses
-from tidegate.puller.match.matched import Registration
+from tidegate.puller.match.matched import Message, Registration
 
 
 class Portion:
@@ -33,7 +33,7 @@ class Portion:
         self.kept = np.zeros(rows, dtype=np.int64)
         """The kernels' list of rows that stay open; as long as `rows`."""
 
-    def scan(self, messages: Sequence[bytes]) -> tuple[int, int]:
+    def scan(self, messages: Sequence[Message]) -> tuple[int, int]:
         """Read messages; returns the numbers of events and rows. Raises Retryable if one is malformed."""
         events, rows = self._scan(messages)
         if self._lag:
@@ -42,7 +42,7 @@ class Portion:
             times -= np.minimum(times, self._lag)
         return events, rows
 
-    def _scan(self, messages: Sequence[bytes]) -> tuple[int, int]:
+    def _scan(self, messages: Sequence[Message]) -> tuple[int, int]:
         places = np.array([(pa.py_buffer(m).address, len(m)) for m in messages], dtype=np.int64).reshape(
             -1, 2
         )

@@ -56,8 +56,8 @@ Order = Watch | Unwatch | DropBelow | Remove
 """An order about one span."""
 KEPT_BYTES: Final = 32 << 20
 MAPPED_FROM: Final = 8 << 20
-"""How much memory of messages is kept (`heap.keep_freed`): a stream has one batch of them in work and one
-waiting. A message has a megabyte or two."""
+"""How much freed memory of messages is kept (`heap.keep_freed`): those that are whole in one read of the
+socket. Larger ones have memory of their own (`kvclient.stream_loop`)."""
 TROUBLE_S: Final = 10.0
 """How often a lasting lack of disk space is reported."""
 
