@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.config.values import TXN_MODE
 from tidegate.errors import Retryable
+from tidegate.kvclient import pages as page_module
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pages import columns_of, pages
 from tidegate.kvclient.pd import PdClient
@@ -26,6 +29,7 @@ from tidegate.tables.reader import region_starts
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
 
+ALL = Span(b"", b"")
 PAIRS = st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=300)), max_size=8)
 
 
@@ -66,6 +70,43 @@ def test_a_scan_continues_after_a_full_page_a_large_one_and_a_region() -> None:
     assert following(b"k", 3, 5 << 20, 10, b"m", b"z") == b"k\0"
     assert following(b"k", 3, 100, 10, b"m", b"z") == b"m"
     assert following(b"", 0, 0, 10, b"z", b"z") is None
+
+
+class Store:
+    """Pages of a span without end, with ten bytes in each row."""
+
+    def __init__(self) -> None:
+        self.fetched = 0
+        """The number of rows in all pages so far."""
+
+    def page(self, pd: object, snapshot: object, span: Span, rows: int) -> tuple[pa.RecordBatch, Span]:
+        self.fetched += rows
+        columns = [pa.array([b"12345"] * rows, pa.binary())] * 2
+        # The offsets of a column, 4 bytes a row, count as well.
+        return pa.RecordBatch.from_arrays(columns, schema=page_module.PAGE_SCHEMA), span
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"), [({"rows_max": 2000}, 2000), ({"bytes_max": 36_000}, 2000), ({}, 21_760)]
+)
+def test_no_page_is_fetched_that_the_caller_will_not_take(
+    limits: dict[str, int], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load with a limit of rows per second read eleven times as much as it delivered."""
+    store, taken, none = Store(), 0, cast("Any", None)
+    monkeypatch.setattr(page_module, "_page", store.page)
+    for page in pages(none, none, ALL, **limits):
+        taken += page.num_rows
+        if taken >= 2000:
+            break
+    assert expected <= store.fetched <= expected + 5
+
+
+def test_a_caller_that_takes_more_than_it_said_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, none = Store(), cast("Any", None)
+    monkeypatch.setattr(page_module, "_page", store.page)
+    found = pages(none, none, ALL, rows_max=300)
+    assert [next(found).num_rows for _ in range(4)] == [256, 44, 4096, 16_384]
 
 
 @pytest.mark.integration

@@ -6,6 +6,7 @@ locks, a region that has moved), the page is requested again through `Snapshot`,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -40,29 +41,42 @@ class _PageStub:
         self.scan = channel.unary_unary(_METHOD, request_serializer=kvrpcpb.ScanRequest.SerializeToString)
 
 
-def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBatch]:
+def pages(
+    pd: PdClient, snapshot: Snapshot, span: Span, *, rows_max: int = 0, bytes_max: int = 0
+) -> Iterator[pa.RecordBatch]:
     """The pairs of a span in key order as batches of PAGE_SCHEMA; none is empty. Raises as `Snapshot.scan`.
 
-    Nothing else may use the snapshot meanwhile.
+    `rows_max`, `bytes_max`: how many rows and bytes the caller will take, if it knows; 0: all. More than
+    that is fetched only when it is asked for. Nothing else may use the snapshot meanwhile.
     """
+    rows_left, bytes_left = rows_max or sys.maxsize, bytes_max or sys.maxsize
     # One page ahead and no more, so two pages bound the memory.
     with ThreadPoolExecutor(1, thread_name_prefix="page") as ahead:
-        rows = FIRST_ROWS
-        coming = ahead.submit(_page, pd, snapshot, span, rows)
+        rows, wanted = FIRST_ROWS, rows_left
+        coming = ahead.submit(_page, pd, snapshot, span, min(rows, wanted))
         while True:
             page, left = coming.result()
             if page.num_rows:
-                fitting = PAGE_BYTES * page.num_rows // max(page.nbytes, 1)
+                size = max(page.nbytes, 1)
+                fitting = PAGE_BYTES * page.num_rows // size
                 # At most four times as many: the estimate comes from one page, whose rows may be unusually
                 # small.
                 rows = max(min(4 * rows, fitting, ROWS_MAX), 1)
-            # Before the page is yielded, so that the store reads while the caller works.
-            if left is not None:
-                coming = ahead.submit(_page, pd, snapshot, left, rows)
+                rows_left, bytes_left = rows_left - page.num_rows, bytes_left - size
+                # Rounded up, so that a page that is only almost enough is followed by another one.
+                wanted = min(rows_left, -(-bytes_left * page.num_rows // size))
+            # Before the page is yielded, so that the store reads while the caller works. A page that nobody
+            # takes would cost the store as much: a load with a limit of rows per second takes some thousand
+            # rows at a time, and the pages grow to more than that.
+            is_ahead = wanted > 0
+            if left is not None and is_ahead:
+                coming = ahead.submit(_page, pd, snapshot, left, min(rows, wanted))
             if page.num_rows:
                 yield page
             if left is None:
                 return
+            if not is_ahead:
+                coming = ahead.submit(_page, pd, snapshot, left, rows)
 
 
 def _page(pd: PdClient, snapshot: Snapshot, span: Span, rows: int) -> tuple[pa.RecordBatch, Span | None]:

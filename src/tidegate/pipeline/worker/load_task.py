@@ -102,7 +102,8 @@ class Loader:
     def _load(self, one: LoadRemainder, reported: LoadReport) -> None:
         keyspace = self._worker.spec.config.tidegate.keyspace_id
         snapshot = Snapshot(self._pd, self._task.ts, keyspace_id=keyspace)
-        for page in pages(self._pd, snapshot, one.span):
+        rows_max, bytes_max = self._left()
+        for page in pages(self._pd, snapshot, one.span, rows_max=rows_max, bytes_max=bytes_max):
             for some in self._worker.slices(entries(page, self._task.ts), self._batch):
                 encoded = self._worker.encode(some, self._schemas, at=self._task.ts)
                 keep_misencoded(self._worker.access, one.id, encoded)
@@ -130,12 +131,15 @@ class Loader:
         self._batch.note(load_key(name), record.to_bytes())
 
     def _is_over(self) -> bool:
-        task, read = self._task, self._reports
-        return (
-            time.monotonic() >= self._until
-            or (0 < task.rows_max <= sum(one.read_rows for one in read))
-            or (0 < task.bytes_max <= sum(one.read_bytes for one in read))
-        )
+        return time.monotonic() >= self._until or any(left < 0 for left in self._left())
+
+    def _left(self) -> tuple[int, int]:
+        """The rows and bytes left of the piece's share of the pace. 0: there is no limit; -1: none left."""
+        read_rows = sum(one.read_rows for one in self._reports)
+        read_bytes = sum(one.read_bytes for one in self._reports)
+        shares = (self._task.rows_max, read_rows), (self._task.bytes_max, read_bytes)
+        rows, size = (share and (share - read if share > read else -1) for share, read in shares)
+        return rows, size
 
 
 def entries(page: pa.RecordBatch, ts: int) -> pa.RecordBatch:
