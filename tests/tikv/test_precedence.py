@@ -1,4 +1,4 @@
-"""Incremental scans pause while clients wait for requests, and for a bounded share of the time."""
+"""Scans of many rows pause while clients wait for requests, and for a bounded share of the time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from tests.tikv.cluster import Client, Cluster
 from tests.tikv.support import put
+from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys
 from tidegate.tikv.cdc import initializer
 from tidegate.tikv.precedence import ENTRIES, PAUSE_MAX_S, PAUSE_SHARE, SERVED_S, Pauses, Served, pausing
+from tidegate.tikv.txn.read_calls import LONG_ROWS
 
 
 class Time:
@@ -118,3 +120,16 @@ def test_scans_pause_for_each_step_of_a_commit_and_for_ticks(
     client.register(1, cluster.regions.all[0])
     client.until(lambda: "Ticker._run" in steps)
     client.close()
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(LONG_ROWS, 0), (LONG_ROWS + 1, 3)])
+def test_a_page_of_a_whole_table_gives_way_and_a_short_scan_does_not(
+    make: Callable[..., Cluster], looks: list[None], limit: int, expected: int
+) -> None:
+    cluster = make()
+    cluster.txn(*(put(b"k%03d" % number) for number in range(3 * ENTRIES)))
+    looks.clear()
+    request = pb.ScanRequest(start_key=b"k", end_key=b"l", limit=limit, version=cluster.tso.get())
+    found = cluster.call(request, b"k").pairs
+    assert [one.key for one in found] == [b"k%03d" % number for number in range(3 * ENTRIES)]
+    assert len(looks) == expected

@@ -1,11 +1,12 @@
-"""Lets incremental scans pause while clients wait for something else: requests, and ticks of the resolved ts.
+"""Lets scans pause while clients wait for something else: requests, and ticks of the resolved ts.
 
     a request arrives, is durable, is answered | a tick begins --> SERVED.mark --> scans pause for SERVED_S
 
 TiKV scans in other threads than it serves, on other cores. Here all threads share one interpreter. A thread
 that serves would get it only in turns with a scan that computes, and a commit passes through many threads.
 Its locks hold the resolved ts back meanwhile, so every changefeed of the region would wait for the scan of
-one that was resumed far back (`python -m benchmarks.neighbours`).
+one that was resumed far back (`python -m benchmarks.neighbours`), or for the pages of an initial load
+(`txn.read_calls`).
 
 PD's timestamps make no scan pause: one is served in microseconds, and clients ask for many.
 

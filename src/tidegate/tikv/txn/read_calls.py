@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -11,12 +12,17 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.percolator import prewrite
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.precedence import Pauses, pausing
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.reader import MvccReader
 from tidegate.tikv.txn import snapshot
 from tidegate.tikv.txn.call import Call, Serve, clip, scan_range, the_key, the_keys
 
 _VERSION: Final = ("version",)
+LONG_ROWS: Final = 512
+"""A scan of more rows gives way to other requests (`tikv.precedence`). It is a page of a whole table, and no
+statement that someone waits for.
+"""
 
 
 class TxnReads:
@@ -55,7 +61,8 @@ class TxnReads:
 
     def _scan(self, region: Region, request: pb.ScanRequest) -> pb.ScanResponse:
         start, end = clip(region, *scan_range(request))
-        return snapshot.scan(self._engine, request, start, end, self._concurrency)
+        paced = partial(pausing, pauses=Pauses()) if request.limit > LONG_ROWS else iter
+        return snapshot.scan(self._engine, request, start, end, self._concurrency, paced)
 
     def _scan_locks(self, region: Region, request: pb.ScanLockRequest) -> pb.ScanLockResponse:
         start, end = clip(region, request.start_key, request.end_key)

@@ -9,8 +9,8 @@ checks the in-memory locks, so no one-phase or async commit can get a ts at or b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple, TypeAlias
 
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
@@ -29,6 +29,10 @@ class Found(NamedTuple):
 
     value: bytes | None
     lock: Lock | None
+
+
+Walk: TypeAlias = Iterator[tuple[bytes, Found]]
+"""Raw keys and what was found there, in the order of a scan."""
 
 
 class SnapshotReader:
@@ -91,7 +95,7 @@ class SnapshotReader:
         # is not committed. An async commit is, as soon as all its locks exist.
         return self._ts == keys.TS_MAX and lock.primary == raw and lock.secondaries is None
 
-    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, Found]]:
+    def scan(self, start: bytes, end: bytes) -> Walk:
         """The raw keys in encoded [start, end) that have a value or a blocking lock, ascending."""
         locks = self._view.cursor(mvcc.LOCK)
         locks.seek(start)
@@ -116,7 +120,7 @@ class SnapshotReader:
             if key == written:
                 _next_key(versions, key)
 
-    def scan_back(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, Found]]:
+    def scan_back(self, start: bytes, end: bytes) -> Walk:
         """As `scan`, descending."""
         locks = self._view.cursor(mvcc.LOCK)
         versions = self._view.cursor(mvcc.WRITE)
@@ -193,8 +197,11 @@ def scan(
     start: bytes,
     end: bytes,
     concurrency: ConcurrencyManager | None = None,
+    paced: Callable[[Walk], Walk] = iter,
 ) -> pb.ScanResponse:
-    """Up to `limit` pairs of encoded [start, end) in key order, descending if requested."""
+    """Up to `limit` pairs of encoded [start, end) in key order, descending if requested. `paced`: pauses
+    between pairs.
+    """
     reader = SnapshotReader(view, request.version, request.context, concurrency)
     # Before the cursors are made: a lock that is released afterwards is in them, as a lock or as a version.
     if (held := reader.in_memory(start, end)) is not None:
@@ -202,7 +209,7 @@ def scan(
     walk = reader.scan_back(start, end) if request.reverse else reader.scan(start, end)
     response = pb.ScanResponse()
     size = 0
-    for raw, found in walk:
+    for raw, found in paced(walk):
         response.pairs.append(_pair(raw, found, request.key_only))
         size += len(raw) + len(found.value or b"")
         if len(response.pairs) >= request.limit or size >= SCAN_BYTES_MAX:
