@@ -40,7 +40,7 @@ from tidegate.pipeline.exchange.work import (
 from tidegate.pipeline.host import connected_worker as worker_module
 from tidegate.pipeline.host import incarnation as incarnation_module
 from tidegate.pipeline.host import incarnations as incarnations_module
-from tidegate.pipeline.host import signs_of_life, supply
+from tidegate.pipeline.host import signs_of_life, supply, timetable
 from tidegate.pipeline.host.backlog import Backlog
 from tidegate.pipeline.host.failures import failure
 from tidegate.pipeline.host.host import Host
@@ -569,18 +569,19 @@ def test_spare_workers_are_not_all_given_to_the_address_that_is_silent(
 ) -> None:
     """Also if its changefeeds have waited longer."""
     monkeypatch.setattr(worker_module, "STUCK_S", 1.0)
-    silent, healthy = [hosted.feed(name, OTHER_URI) for name in "abcd"], hosted.feed("e")
+    silent, healthy = [hosted.feed(name, OTHER_URI) for name in "abcdef"], hosted.feed("g")
     over, stuck = threading.Event(), threading.Semaphore(0)
-    hang = {each.path for each in silent}
+    hang, hung = {each.path for each in silent}, set[str]()
 
     def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
         if path in hang and not over.is_set():
+            hung.add(path)
             stuck.release()
             hosted.spark.sleep(WAIT_S, until=over)
         return all_of(ranges)
 
     over.set()
-    hosted.start(work, workers=2, spares=2)
+    hosted.start(work, workers=2 + CORES, spares=2)
     for each in (*silent, healthy):
         each.bound(MIDDLE)
         hosted.host.begin(each.one)
@@ -592,9 +593,44 @@ def test_spare_workers_are_not_all_given_to_the_address_that_is_silent(
     for each in (*silent[2:], healthy):
         each.bound(UPTO)
     healthy.wait(healthy.is_delivered)
+    end = time.monotonic() + WAIT_S
+    while len(hosted.host._workforce) < 4 + CORES:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    time.sleep(0.5)
+    assert len(hung) <= 3, "only one more is tried there"
     assert not any(each.over.is_set() for each in silent)
     over.set()
     for each in silent:
+        each.wait(each.is_delivered)
+
+
+def test_a_silent_address_leaves_the_last_workers_to_others(hosted: Hosted) -> None:
+    one, two, healthy = hosted.feed("one", OTHER_URI), hosted.feed("two", OTHER_URI), hosted.feed("three")
+    over, silent = threading.Event(), threading.Semaphore(0)
+
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
+        if path != healthy.path and not over.is_set():
+            silent.release()
+            hosted.spark.sleep(WAIT_S, until=over)
+        return all_of(ranges)
+
+    over.set()
+    hosted.start(work, workers=1 + CORES)
+    for each in (one, two, healthy):
+        each.bound(MIDDLE)
+        hosted.host.begin(each.one)
+        each.wait(lambda reported: bool(reported))
+    over.clear()
+    one.bound(UPTO)
+    assert silent.acquire(timeout=WAIT_S)
+    time.sleep(2 * timetable.SILENT_S)
+    two.bound(UPTO)
+    healthy.bound(UPTO)
+    healthy.wait(healthy.is_delivered)
+    assert not silent.acquire(timeout=0.5)
+    over.set()
+    for each in (one, two):
         each.wait(each.is_delivered)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.pipeline.host.timetable import Timetable, WorkKind, workers_for
+from tidegate.pipeline.host.timetable import SILENT_S, Timetable, WorkKind, workers_for
 
 CORES = 2
 FREE = 6
@@ -195,3 +195,63 @@ def test_an_ended_feed_gets_no_more_work_and_its_open_work_is_known() -> None:
     back(table, "c", WorkKind.DELIVER, well=True)
     assert not table.has_out("c")
     table.forget("c")
+
+
+def of_two_addresses() -> Timetable[str]:
+    """Changefeeds `a` to `f` at one proven address, `g` at another."""
+    table = proven("one", "two")
+    for name in "abcdef":
+        table.ask_begin(name, "one", 0)
+    table.ask_begin("g", "two", 0)
+    return table
+
+
+def test_a_sink_that_goes_down_does_not_take_all_workers() -> None:
+    """Even if all its changefeeds have rows at once, which is why the time alone does not count."""
+    table = of_two_addresses()
+    given = ""
+    for free in range(FREE, 0, -1):
+        name = next(name for name in "abcdefg" if table.room(name, 2, free))
+        table.give(name, WorkKind.DELIVER)
+        given += name
+    assert given == "aabbgg", "the last ones, as many as cores, are for the other address"
+
+
+def test_an_address_that_answers_has_all_workers() -> None:
+    table = of_two_addresses()
+    for name in "ab":
+        table.give(name, WorkKind.DELIVER)
+    assert table.room("c", 1, CORES) == 0
+    assert table.room("c", 1, CORES + 1) == 1
+    assert table.room("c", 1, 0) == 1, "a worker that is yet to come may go there"
+    table.answered("a", well=True)
+    table.give("c", WorkKind.DELIVER)
+    assert table.room("d", 1, 1) == 1
+
+
+def test_an_address_that_gives_no_answer_leaves_workers_to_others() -> None:
+    table = of_two_addresses()
+    table.tick(10.0)
+    table.give("a", WorkKind.DELIVER)
+    assert table.room("b", 1, CORES) == 1
+    table.tick(10.0 + 1.5 * SILENT_S)
+    assert table.room("b", 1, CORES) == 0
+    table.answered("a", well=True)
+    table.give("b", WorkKind.DELIVER)
+    assert table.room("c", 1, CORES) == 1, "it has just answered"
+    table.tick(10.0 + 3 * SILENT_S)
+    assert table.room("c", 1, CORES) == 0
+
+
+def test_an_address_without_deliveries_or_alone_has_all_workers() -> None:
+    table = of_two_addresses()
+    for name in "ab":
+        table.give(name, WorkKind.DELIVER)
+    table.back("a", WorkKind.DELIVER)
+    assert table.room("c", 1, 1) == 0
+    table.back("b", WorkKind.DELIVER)  # both workers are dead, so there is no answer
+    assert table.room("c", 1, 1) == 1
+    for name in "ab":
+        table.give(name, WorkKind.DELIVER)
+    table.answered("g", well=False)
+    assert table.room("c", 1, 1) == 1, "no other address is proven, so nobody else could use it"

@@ -94,6 +94,7 @@ class Placement:
     def _ready(self) -> list[Key]:
         """The changefeeds that must be looked at and may have another worker, in the order of their turns."""
         room, free, now = self._timetable.room, self._workforce.free, time.monotonic()
+        self._timetable.tick(now)
         may_be_due = [(one.key, one.at_once) for one in self._incarnations if one.waits_at(now)]
         found = [key for key, most in may_be_due if room(key, most, free) and not self._waits_for_home(key)]
         return self._timetable.in_turn(found) if found else found

@@ -1,4 +1,4 @@
-"""Decides which changefeed gets a worker next. Pure: keys in, keys out, no clock.
+"""Decides which changefeed gets a worker next. Pure: keys in, keys out; the caller gives the time.
 
 Three kinds of work compete for the same workers. A changefeed begins (fence, read progress), which only waits
 for its sink; it delivers; or it delivers a share of its initial load, which takes seconds. Each kind has a
@@ -19,6 +19,11 @@ time, and changefeeds at proven addresses begin first. So a sink that is down oc
 matter how many changefeeds wait for it, and in addition the workers that are stuck there: those that were
 using it when it went down, and one more each time the last one is stuck as well, because the trouble may be
 that of one changefeed. Spare workers replace those that are stuck.
+
+A worker counts as stuck only after more than a second. Until then, changefeeds at a sink that has just gone
+down would take all workers. So an address is *silent* if it has got `UNANSWERED_MAX` deliveries since its
+last answer, or one and has given no answer for `SILENT_S`. A silent one leaves the last `cores` free workers
+to others while another address is proven. One that answers is not silent for long, and may have all workers.
 """
 
 from __future__ import annotations
@@ -27,9 +32,14 @@ from collections import Counter
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+
+UNANSWERED_MAX: Final = 2
+"""Several changefeeds may have rows at the same moment, so a time alone would come too late."""
+SILENT_S: Final = 0.1
+"""About as long as a small piece takes. An address where many changefeeds deliver answers more often."""
 
 
 class WorkKind(Enum):
@@ -64,6 +74,16 @@ class _Waiting(Generic[Key]):
         return self.failures, self.number
 
 
+@dataclass(slots=True)
+class _Owed:
+    """The answers that an address with deliveries out owes."""
+
+    deliveries: int
+    """How many it has got since its last answer."""
+    since: float
+    """When that was, or when it got the first of them."""
+
+
 class Timetable(Generic[Key]):
     """The work that is out, and the choice of the next."""
 
@@ -72,7 +92,7 @@ class Timetable(Generic[Key]):
         self._apart = cores
         """How many may begin at once, and how many may load. The other workers are left for deliveries."""
         self._reserve = cores
-        """How many free workers an address with a stuck worker leaves for the others."""
+        """How many free workers an address with a stuck worker, or a silent one, leaves to the others."""
         # Not more: while loads have `cores` workers as well, one there must still get a worker now and then.
         self._reserve_more = cores + 1
         """The same if several are stuck there: it is less likely that the next one is not."""
@@ -84,6 +104,9 @@ class Timetable(Generic[Key]):
         self._proven: set[str] = set()
         self._stuck: set[Key] = set()
         """The changefeeds with a stuck delivery."""
+        self._now = 0.0
+        self._owed: dict[str, _Owed] = {}
+        """By address, of those with a delivery out."""
         self._served: dict[Key, int] = {}
         """The number of each changefeed's last delivery. Numbers rise, so the smallest waits longest."""
         self._number = 0
@@ -96,6 +119,10 @@ class Timetable(Generic[Key]):
         # There are no more workers than cores, so that as many as on one machine would be all.
         self._reserve = min(2, cores - 1)
         self._reserve_more = max(self._reserve, cores // 2)
+
+    def tick(self, now: float) -> None:
+        """Set the time, in monotonic seconds. It may be some hundredths of a second late."""
+        self._now = now
 
     def ask_begin(self, key: Key, address: str, failures: int) -> None:
         """A changefeed waits to begin at a sink's address. `failures`: its consecutive failures before."""
@@ -142,7 +169,8 @@ class Timetable(Generic[Key]):
         if self._addresses[key] in self._tried(WorkKind.DELIVER):
             return 0
         # The next one there may be stuck as well, so a few workers are left for addresses that answer.
-        if self._proven and 0 < free <= self._left_by(self._addresses[key]):
+        address = self._addresses[key]
+        if self._proven - {address} and 0 < free <= self._left_by(address):
             return 0
         # The first delivery proves the address; only then more workers go there.
         most = min(at_once, self._cores) if self._addresses[key] in self._proven else 1
@@ -158,6 +186,7 @@ class Timetable(Generic[Key]):
                 self._loads -= Counter({key: 1})
             case WorkKind.DELIVER:
                 self._served[key] = self._next()
+                self._owed.setdefault(self._addresses[key], _Owed(0, self._now)).deliveries += 1
         self._out[key, kind] += 1
 
     def doubt(self, key: Key) -> None:
@@ -174,7 +203,10 @@ class Timetable(Generic[Key]):
 
         Call it as soon as the result is known, because the latest result at an address counts.
         """
-        (self._proven.add if well else self._proven.discard)(self._addresses[key])
+        address = self._addresses[key]
+        (self._proven.add if well else self._proven.discard)(address)
+        if well and address in self._owed:
+            self._owed[address] = _Owed(0, self._now)
         self._stuck.discard(key)
 
     def back(self, key: Key, kind: WorkKind) -> None:
@@ -184,6 +216,9 @@ class Timetable(Generic[Key]):
         if not self._out[key, kind]:
             del self._out[key, kind]
             self._stuck.discard(key)
+            # A delivery may also end without an answer, because its worker is dead.
+            if kind is WorkKind.DELIVER and not self._delivers_at(self._addresses[key]):
+                self._owed.pop(self._addresses[key], None)
 
     def over(self, key: Key) -> None:
         """Give out no more pieces of a changefeed. Pieces that are out still come `back`."""
@@ -210,11 +245,23 @@ class Timetable(Generic[Key]):
         return {self._addresses[key] for key in trying} - self._proven
 
     def _left_by(self, address: str) -> int:
-        """How many free workers an address leaves for others: none, if it is proven or no worker stuck."""
+        """How many free workers an address leaves to others: none, if it answers and no worker is stuck."""
         if address in self._proven:
-            return 0
+            return self._reserve if self._is_silent(address) else 0
         stuck = sum(self._addresses[key] == address for key in self._stuck)
         return (0, self._reserve, self._reserve_more)[min(stuck, 2)]
+
+    def _is_silent(self, address: str) -> bool:
+        """Whether its workers may wait in vain, although none of them counts as stuck yet."""
+        owed = self._owed.get(address)
+        if owed is None or not owed.deliveries:
+            return False
+        return owed.deliveries >= UNANSWERED_MAX or self._now - owed.since >= SILENT_S
+
+    def _delivers_at(self, address: str) -> bool:
+        """Whether a delivery is out at an address."""
+        delivering = (key for key, kind in self._out if kind is WorkKind.DELIVER)
+        return any(self._addresses[key] == address for key in delivering)
 
     def _under_way(self, kind: WorkKind) -> int:
         return sum(count for (_, one), count in self._out.items() if one is kind)
