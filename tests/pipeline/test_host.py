@@ -634,6 +634,41 @@ def test_a_silent_address_leaves_the_last_workers_to_others(hosted: Hosted) -> N
         each.wait(each.is_delivered)
 
 
+def test_a_piece_for_an_address_in_doubt_takes_no_worker_that_others_need(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "STUCK_S", 0.3)
+    one, two, healthy = hosted.feed("one", OTHER_URI), hosted.feed("two", OTHER_URI), hosted.feed("three")
+    over, hung, pids = threading.Event(), threading.Event(), dict[str, int]()
+
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
+        pids[path] = hosted.spark.getpid()
+        if path == one.path and not over.is_set():
+            hung.set()
+            hosted.spark.sleep(WAIT_S, until=over)
+        return all_of(ranges)
+
+    over.set()
+    hosted.start(work, workers=2 + CORES)
+    for each in (one, two, healthy):
+        each.bound(MIDDLE)
+        hosted.host.begin(each.one)
+        each.wait(lambda reported: bool(reported))
+    over.clear()
+    has_writer = pids[two.path]
+    one.bound(UPTO)
+    assert hung.wait(WAIT_S)
+    end = time.monotonic() + WAIT_S
+    while len(hosted.host._incarnations._timetable._proven) > 1:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    two.bound(UPTO)
+    two.wait(two.is_delivered)
+    assert pids[two.path] != has_writer
+    over.set()
+    one.wait(one.is_delivered)
+
+
 def test_rows_that_become_durable_end_the_doubt_about_their_address(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

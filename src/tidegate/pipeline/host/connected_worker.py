@@ -6,7 +6,8 @@ the worker has a piece.
 
 There are three degrees of silence, each longer than the one before it:
 
-    stuck   it delivers, and has been silent for STUCK_S: a spare worker is started, and it continues
+    stuck   it delivers, and has been silent for STUCK_S, or in a first piece in doubt for STUCK_FIRST_S: a
+            spare worker is started, and it continues
     slow    it has been silent for SLOW_S or more: it is killed if work waits and no worker is free
     hung    it has been silent for the changefeed's `stall-timeout`: it is killed in any case
 
@@ -35,6 +36,8 @@ STUCK_S: Final = 1.5
 """After this time without a sign of life from a worker that delivers, a spare worker is started. Beats and
 looks come at most twice a second, so less than a second of silence means nothing.
 """
+STUCK_FIRST_S: Final = 3.0
+"""The same for its first piece of an incarnation, where it opens schemas and sink; only a piece in doubt."""
 SLOW_S: Final = 5.0
 """A worker may be silent for this time while other work waits. The time doubles with each consecutive failure
 of the changefeed, `SLOWER_MAX` times at most, so that a sink that is only slow is not killed forever.
@@ -58,6 +61,8 @@ class Work:
     """About how many bytes of entries it has."""
     answer: Future[Sequence[LoadReport]] | None = None
     """Gets the result, if a thread waits for it."""
+    in_doubt: bool = False
+    """Whether it is a delivery whose address was not proven when it was given out."""
 
     @property
     def shown(self) -> str:
@@ -82,8 +87,8 @@ class Silence:
     """After this time it is slow."""
     patience_s: float
     """After this time it hangs."""
-    counts_as_stuck: bool
-    """Whether a spare worker could help: this one delivers, and has worked for the incarnation before."""
+    stuck_s: float
+    """After this time it is stuck. Infinite if it does not deliver, or opens a sink that is not in doubt."""
 
     @property
     def is_hung(self) -> bool:
@@ -114,7 +119,7 @@ class ConnectedWorker:
     silent_s: float = 0.0
     """How long it has given no sign of life, if it is slow; otherwise 0. Seconds."""
     is_stuck: bool = False
-    """Whether it delivers, and has given no sign of life for STUCK_S."""
+    """Whether it delivers, and has given no sign of life for `Silence.stuck_s`."""
     killed: bool = False
     killed_for: TidegateError | None = None
     """Why it was killed. None if its incarnation was over."""
@@ -184,14 +189,15 @@ class ConnectedWorker:
         slow_s = min(patience_s, slow_s * 2 ** min(work.of.failures, SLOWER_MAX))
         # It reports from the lowest limit on. The caller compares the silence with the others.
         found = self._watchdog.step(now, work.words, (self.received_count, beats), min(STUCK_S, slow_s))
-        return Silence(0.0 if found is None else found.silent_s, slow_s, patience_s, delivers)
+        stuck_s = STUCK_S if delivers else STUCK_FIRST_S if work.in_doubt else float("inf")
+        return Silence(0.0 if found is None else found.silent_s, slow_s, patience_s, stuck_s)
 
     def note(self, work: Work, silence: Silence) -> bool:
         """Keep the result of `look`. Returns False, and keeps nothing, if it has another piece by now."""
         if self.work is not work:
             return False
         self.silent_s = silence.silent_s if silence.silent_s >= silence.slow_s else 0.0
-        self.is_stuck = silence.counts_as_stuck and silence.silent_s >= STUCK_S
+        self.is_stuck = silence.silent_s >= silence.stuck_s
         return True
 
 

@@ -167,7 +167,9 @@ class Placement:
             for ranges, size in shares:
                 words = ranges[0].span + (f" and {len(ranges) - 1} more" if len(ranges) > 1 else "")
                 if not one.over and self._workforce.any_free():
-                    self._give(Work(one, Deliver(one.path, tuple(ranges)), WorkKind.DELIVER, words, size))
+                    in_doubt = not self._timetable.is_proven(key)
+                    piece = Deliver(one.path, tuple(ranges))
+                    self._give(Work(one, piece, WorkKind.DELIVER, words, size, in_doubt=in_doubt))
                     is_given = True
                 else:  # the free worker has died meanwhile, or the incarnation is over
                     one.backlog.give_back(ranges)
@@ -178,7 +180,7 @@ class Placement:
     def _give(self, work: Work) -> None:
         """Give a piece to the free worker that suits it best, with the lease of the slot for its writer."""
         one = work.of
-        worker = self._workforce.take(one.key)
+        worker = self._workforce.take(one.key, in_doubt=work.in_doubt)
         self._timetable.give(one.key, work.kind)
         # A begin fences all slots and writes no rows in any, so it has no lease.
         if not isinstance(work.piece, Begin):

@@ -233,6 +233,10 @@ class Timetable(Generic[Key]):
         # Otherwise addresses of changefeeds that are gone would pile up.
         self._proven &= set(self._addresses.values())
 
+    def is_proven(self, key: Key) -> bool:
+        """Whether the address of a changefeed is proven."""
+        return self._addresses[key] in self._proven
+
     def has_out(self, key: Key) -> bool:
         """Whether any worker has a piece of it."""
         return any(key == one for one, _ in self._out)

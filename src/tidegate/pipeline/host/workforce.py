@@ -53,14 +53,19 @@ class Workforce:
             each.pieces.put(None)
         return bool(self._free)
 
-    def take(self, key: Key) -> ConnectedWorker:
+    def take(self, key: Key, *, in_doubt: bool = False) -> ConnectedWorker:
         """Take the free worker that suits an incarnation best. At least one must be free.
 
         A worker that has worked for the incarnation last is best: it has schemas and writer open, and opening
         them takes longer than most pieces. Otherwise the worker with the fewest incarnations is taken,
-        because each of them keeps a writer open.
+        because each of them keeps a writer open. `in_doubt`: the sink may not answer, and the worker may wait
+        for long. Then as few others as possible should have to open their writers elsewhere.
         """
-        worker = max(self._free, key=lambda each: (each.served.get(key, -1), -len(each.served)))
+
+        def suits(each: ConnectedWorker) -> tuple[int, int]:
+            return (-1 if in_doubt else each.served.get(key, -1)), -len(each.served)
+
+        worker = max(self._free, key=suits)
         self._free.remove(worker)
         return worker
 

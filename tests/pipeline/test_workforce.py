@@ -1,0 +1,55 @@
+"""Which worker gets a piece, and when one counts as stuck with it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.pipeline.exchange.ranges import Range
+from tidegate.pipeline.exchange.work import Deliver
+from tidegate.pipeline.host.connected_worker import STUCK_FIRST_S, STUCK_S, ConnectedWorker, Work
+from tidegate.pipeline.host.timetable import WorkKind
+from tidegate.pipeline.host.workforce import Workforce
+
+KEY = ("one", 1)
+OTHERS = [(name, 1) for name in "abc"]
+
+
+def worker(*served: tuple[str, int]) -> ConnectedWorker:
+    """One that has the writers of these incarnations."""
+    none: Any = None
+    return ConnectedWorker(none, none, served=dict.fromkeys(served, 1))
+
+
+@pytest.mark.parametrize(("in_doubt", "expected"), [(False, 0), (True, 2)])
+def test_a_piece_in_doubt_goes_where_it_is_in_the_way_of_the_fewest(in_doubt: bool, expected: int) -> None:
+    """Otherwise it would go where its writer is, with those of many others."""
+    workers = [worker(KEY, *OTHERS), worker(*OTHERS), worker(OTHERS[0])]
+    workforce = Workforce()
+    for each in workers:
+        workforce.release(each)
+    assert workforce.take(KEY, in_doubt=in_doubt) is workers[expected]
+
+
+@pytest.mark.parametrize(
+    ("served", "in_doubt", "stuck_s"),
+    [([KEY], False, STUCK_S), ([KEY], True, STUCK_S), ([], True, STUCK_FIRST_S), ([], False, float("inf"))],
+)
+def test_a_worker_that_opens_a_sink_in_doubt_is_stuck_later(
+    served: list[tuple[str, int]], in_doubt: bool, stuck_s: float
+) -> None:
+    """If it were never stuck, one changefeed with trouble would keep all others there waiting."""
+    own = SimpleNamespace(stall_timeout=60.0, start_timeout=60.0)
+    spec = SimpleNamespace(config=SimpleNamespace(tidegate=own))
+    one: Any = SimpleNamespace(spec=spec, key=KEY, failures=0)
+    deliver = Deliver("spec", (Range("span", 10, 30),))
+    work = Work(one, deliver, WorkKind.DELIVER, "rows", in_doubt=in_doubt)
+    busy = worker(*served)
+    busy.give(work, 0.0)
+    stuck = []
+    for step in range(19):
+        busy.note(work, busy.look(work, None, step / 2))
+        stuck.append(busy.is_stuck)
+    assert stuck == [step / 2 >= stuck_s for step in range(19)]
