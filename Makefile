@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 GOLDEN ?= tests/golden
-WORKERS ?= 3
+WORKERS ?= 4
 GOLDEN_TESTS := tests/tidb tests/mounter tests/codec tests/dispatcher $(wildcard tests/filter)
 
 help: ## what one can do here
@@ -14,7 +14,7 @@ demo: setup ## the main path, live: TiKV -> capture -> Spark -> Kafka -> Spark -
 	@$(PY) -m tools.demo $(if $(TARGET),--target '$(TARGET)') $(if $(CAPTURES),--captures '$(CAPTURES)')
 
 # Bytecode is always written: else each of the processes would compile all test files (`tests/fixtures/rewritten.py`).
-test: setup ## every test, with the real services; in one process instead of three: make test WORKERS=0
+test: setup ## every test, with the real services; in one process instead of four: make test WORKERS=0
 	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --filler $(PYTEST_ARGS)
 
 quick: setup ## the tests that need no service
