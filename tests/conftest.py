@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--hangs",
         type=int,
         default=0,
-        help="processes the hang test stops, with the default patience (0: quick)",
+        help="processes the hang test stops, with the default patience (default 0)",
     )
     parser.addoption("--seeds", type=int, default=10, help="runs of the chaos test (default 10)")
     parser.addoption(

@@ -2,8 +2,9 @@
 
 But for Spark's JVM: the workers have their work from the driver, so that nothing hangs without it.
 
-`make hangs` runs the long form, of all processes and with the default patience. The quick one takes those
-that only Spark has; a stopped driver and puller are in `tests/server/test_hangs.py`, where they cost seconds.
+This is the long form, of all processes and with the default patience: `make hangs`. Otherwise a stopped
+worker and a stopped JVM are in `test_application`, and a stopped driver and puller in
+`tests/server/test_hangs.py`, where they cost seconds.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ VICTIMS = {
     "puller": "CDC:ErrPullerHung",
 }
 """The process that is stopped, and the code of the warning; empty: nothing needs it while all is well."""
-QUICK = ("worker", "jvm")
-QUICK_S = 8
 
 
 @pytest.fixture
@@ -44,8 +43,8 @@ def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
 
 
 def victims(count: int, chance: random.Random) -> list[str]:
-    """Each kind once, in random order, then any; 0: those of the quick form."""
-    first = list(VICTIMS if count else QUICK)
+    """Each kind once, in random order, then any."""
+    first = list(VICTIMS)
     chance.shuffle(first)
     return first + [chance.choice(first) for _ in range(count - len(first))]
 
@@ -70,6 +69,22 @@ def stop_for_good(cluster: Cluster, role: str) -> list[int]:
     return found
 
 
+def recovers(cluster: Cluster, code: str, stopped: list[int], name: str = "bank") -> None:
+    """Wait until a warning of the changefeed has named a stopped process, and all of them are replaced."""
+
+    def named() -> bool:
+        feed = cluster.feed(name)
+        error = feed["error"] or {"code": "", "message": ""}
+        hung = (feed["state"], error["code"]) == ("warning", code)
+        return hung and any(f"({pid})" in error["message"] for pid in stopped)
+
+    eventually(f"one of {stopped} named", named)
+    cluster.wait_checkpoint(cluster.tso(), name)
+    # The warning ends a moment after the checkpoint moves, and must not be taken for the next one's.
+    eventually("no more warning", lambda: cluster.feed(name)["state"] == "normal")
+    assert not any(runs(pid) for pid in stopped)
+
+
 def changes(uri: str) -> set[tuple[str, int, str, str, str]]:
     """Every row change of a topic."""
     return {
@@ -83,37 +98,25 @@ def changes(uri: str) -> set[tuple[str, int, str, str, str]]:
 def test_each_process_that_is_stopped_is_named_and_replaced(
     cluster: Cluster, request: pytest.FixtureRequest
 ) -> None:
-    chance = random.Random(request.config.getoption("--kill-seed"))
-    count = request.config.getoption("--hangs")
-    settings = cluster.folder / "feed.toml"
-    settings.write_text("" if count else f'[tidegate]\nstall-timeout = "{QUICK_S}s"\n')
+    count, seed = (request.config.getoption(name) for name in ("--hangs", "--kill-seed"))
+    if not count:
+        pytest.skip("the long form: make hangs")
     cluster.start_upstream("--regions", "3")
-    cluster.start_server(*(() if count else ("--puller-timeout", str(QUICK_S))))
+    cluster.start_server()
     start_ts = cluster.tso()
-    cluster.create_feed("bank", "--start-ts", str(start_ts), "--config", str(settings))
+    cluster.create_feed("bank", "--start-ts", str(start_ts))
     workload = cluster.start_workload("--rate", "100", "--accounts", "300", "--ddl-every", "4000")
     ready = workload.wait_line(lambda line: line.get("event") == "ready")
     cluster.wait_checkpoint(ready["last_commit_ts"])
     without_need: list[int] = []
-    for victim in victims(count, chance):
+    for victim in victims(count, random.Random(seed)):
         stopped = stop_for_good(cluster, victim)
         if not VICTIMS[victim]:
             without_need += stopped
             cluster.wait_checkpoint(cluster.tso())
             assert cluster.feed()["state"] == "normal"
-            continue
-
-        def named(code: str = VICTIMS[victim], stopped: list[int] = stopped) -> str:
-            feed = cluster.feed()
-            error = feed["error"] or {"code": "", "message": ""}
-            words = error["message"] if (feed["state"], error["code"]) == ("warning", code) else ""
-            return words if any(f"({pid})" in words for pid in stopped) else ""
-
-        eventually(f"{victim} {stopped} named", named)
-        cluster.wait_checkpoint(cluster.tso())
-        # The warning ends a moment after the checkpoint moves, and must not be taken for the next one's.
-        eventually("no more warning", lambda: cluster.feed()["state"] == "normal")
-        assert not any(runs(pid) for pid in stopped)
+        else:
+            recovers(cluster, VICTIMS[victim], stopped)
     workload.ask_to_end()
     done = workload.wait_line(lambda line: line.get("event") == "done")
     end = cluster.tso()
