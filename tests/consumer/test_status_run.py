@@ -26,7 +26,7 @@ from tidegate.consumer.lakehouse.upkeep import Upkeep
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import MySqlServer
-from tidegate.consumer.reading.group_offsets import ANSWER_S, PAUSE_S, GroupOffsets
+from tidegate.consumer.reading.group_offsets import PAUSE_S, GroupOffsets
 from tidegate.consumer.reading.source import Topic
 from tidegate.consumer.running.progress import Listener
 from tidegate.consumer.running.status import STATUS, received
@@ -211,12 +211,12 @@ def test_a_group_that_others_use_is_left_alone_and_said_once(
 def test_a_silent_broker_is_reported_once_and_retried_after_a_pause() -> None:
     warnings: list[TidegateError] = []
     topic = Topic("kafka://127.0.0.1:1/t?protocol=open-protocol")
-    offsets, now = GroupOffsets(topic, "g", Listener(warn=warnings.append)), time.monotonic()
+    offsets, now = GroupOffsets(topic, "g", Listener(warn=warnings.append), answer_s=1), time.monotonic()
     position = Position(7, "t", "open-protocol", "transaction", {0: PartitionPosition(3, 7, 7)})
     for _ in range(3):
         offsets.keep(position, now)
         assert len(warnings) <= 1
-        now += ANSWER_S + PAUSE_S
+        now += 2 + PAUSE_S
     assert [one.why for one in warnings] == ["it does not answer"]
     offsets.close(position)
 

@@ -25,12 +25,15 @@ from tidegate.errors import Retryable, TidegateError
 from tidegate.sink.kafka.client import client_settings
 
 ANSWER_S: Final = 30.0
-"""Seconds after which an answer of the broker counts as missing."""
+"""Seconds after which an answer of the broker counts as missing, and for which a client that is released may
+still wait for one."""
 PAUSE_S: Final = 10.0
 """Seconds without requests after a failure."""
 CLOSE_S: Final = 3.0
 """Seconds for which the end of a run waits for each of at most two requests."""
 POLL_S: Final = 0.05
+SILENT: Final = "it does not answer"
+"""Why the broker does not take them, if it says nothing."""
 
 
 class FailureListener(Protocol):
@@ -46,12 +49,20 @@ class FailureListener(Protocol):
 class GroupOffsets:
     """Writes the offsets of one group. Not thread-safe; only `close` blocks."""
 
-    def __init__(self, topic: Topic, group: str, listener: FailureListener) -> None:
-        self._topic, self._group, self._listener = topic, group, listener
-        self._client = Consumer(
-            client_settings(topic.uri, topic.config.sink.kafka_config)
-            | {"group.id": group, "enable.auto.commit": False, "on_commit": self._answered}
-        )
+    def __init__(
+        self, topic: Topic, group: str, listener: FailureListener, answer_s: float = ANSWER_S
+    ) -> None:
+        self._topic, self._group, self._listener, self._answer_s = topic, group, listener, answer_s
+        own = {
+            "group.id": group,
+            "enable.auto.commit": False,
+            "on_commit": self._answered,
+            # The client is in no session. But a request without an answer is kept until this time has
+            # passed, and the client does not end before: the thread that releases it waits, while that of
+            # librdkafka spins.
+            "session.timeout.ms": round(answer_s * 1000),
+        }
+        self._client = Consumer(client_settings(topic.uri, topic.config.sink.kafka_config) | own)
         self._asked_at: float | None = None
         """When the request under way was sent; None when there is none."""
         self._answer: str | None = None
@@ -90,7 +101,9 @@ class GroupOffsets:
     def _answered(self, error: KafkaError | None, places: list[Any]) -> None:
         """Called by librdkafka, within `poll`, with the broker's answer."""
         errors = [error, *(one.error for one in places or ())]
-        self._answer = next((one.str() for one in errors if one is not None), "")
+        found = next((one for one in errors if one is not None), None)
+        silent = found is not None and found.code() == KafkaError._WAIT_COORD
+        self._answer = SILENT if silent else found.str() if found is not None else ""
 
     def _wait(self) -> None:
         until = time.monotonic() + CLOSE_S
@@ -104,8 +117,8 @@ class GroupOffsets:
             return
         self._client.poll(0)
         if self._answer is None:
-            if now - self._asked_at > ANSWER_S:
-                self._failed("it does not answer", now)
+            if now - self._asked_at > self._answer_s:
+                self._failed(SILENT, now)
             return
         self._asked_at = None
         if self._answer:
