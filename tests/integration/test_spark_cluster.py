@@ -100,7 +100,7 @@ def test_a_topic_is_whole_whatever_dies_of_the_cluster_that_writes_it(
     settings = cluster.folder / "feed.toml"
     settings.write_text(SETTINGS)
     cluster.create_feed("bank", "--config", str(settings))
-    rate = "5000" if count else "300"
+    rate = "5000" if count else "100"
     workload = cluster.start_workload("--rate", rate, "--accounts", "300", "--ddl-every", "3000")
     cluster.wait_checkpoint(workload.wait_line(lambda line: line.get("event") == "ready")["last_commit_ts"])
     advance(cluster)
