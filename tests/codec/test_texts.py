@@ -9,8 +9,10 @@ import pytest
 
 from tests.codec.cells import block_of
 from tests.contracts.codec_rows import messages_of
+from tests.guarded import Guarded
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options, encoder
+from tidegate.kernel import PAD
 from tidegate.model.row import RowChange
 from tidegate.tidb.table_info import table_schema
 
@@ -50,3 +52,27 @@ def test_any_text_is_written_as_the_plain_encoder_does(protocol: str) -> None:
     rows = [RowChange(TABLE, 9, 8, 100, i, None, (i, text)) for i, text in enumerate(texts(), 1)]
     found = encode_block(block_of(rows), np.zeros(len(rows), dtype=np.int32), options, BUILD_MS)
     assert [one for _, one in messages_of(found)] == encoder(options).encode_rows(rows, BUILD_MS)
+
+
+@pytest.mark.parametrize("protocol", ["open-protocol", "canal-json"])
+def test_a_text_at_the_end_of_memory_is_written_as_any_other(protocol: str) -> None:
+    """A kernel reads 32 bytes of a shorter text if its page has them, so nothing after the page is read."""
+    options = codec_options({"protocol": protocol})
+    some = [b"x" * size for size in range(1, 34)] + [b"x" * 9 + one + b"y" * 3 for one in SPECIAL] + SPECIAL
+    rows = [RowChange(TABLE, 9, 8, 100, i, None, (i, text)) for i, text in enumerate(some, 1)]
+    block, rooms = block_of(rows), [Guarded(text) for text in some]
+    block.new.words[:, 1] = [room.address for room in rooms]
+    found = encode_block(block, np.zeros(len(rows), dtype=np.int32), options, BUILD_MS)
+    assert [one for _, one in messages_of(found)] == encoder(options).encode_rows(rows, BUILD_MS)
+
+
+def test_nothing_is_written_behind_a_buffer_whatever_its_size() -> None:
+    """The kernel asks first whether the largest texts of the block fit, and only then those of the row."""
+    options, zeros = codec_options({"protocol": "canal-json"}), np.zeros(20, dtype=np.int32)
+    rows = [RowChange(TABLE, 9, 8, 100, i, (i, b"<" * 100), (i, b"<" * 100)) for i in range(20)]
+    block, wanted = block_of(rows), encoder(options).encode_rows(rows, BUILD_MS)
+    memory = np.full(1 << 16, 7, dtype=np.uint8)
+    for size in range(PAD, 1 << 15, 61):
+        found = encode_block(block, zeros, options, BUILD_MS, lambda asked, size=size: memory[:size])
+        assert [one for _, one in messages_of(found)] == wanted
+        assert (memory[size:] == 7).all()

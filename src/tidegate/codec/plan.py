@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.codec.kernels import connect_kernels, job_kernels, piece_kernels
+from tidegate.codec.kernels import connect_kernels, job_kernels, piece_kernels, text_kernels
 from tidegate.codec.kernels import encode_kernels as kernels
 from tidegate.errors import InvalidInput
 from tidegate.kernel import address, buffer
@@ -58,7 +58,7 @@ class Shape:
     param: int = 0
     before: bytes = b""
     behind: bytes = b""
-    """A short text (`piece_kernels.SHORT_TEXT`), including the text that ends the cell."""
+    """A short text (`text_kernels.SHORT_TEXT`), including the text that ends the cell."""
     null: bytes = b"null"
     """Written for NULL instead of before, value and behind. Any length, but short texts are faster."""
     names: tuple[bytes, ...] | None = None
@@ -231,10 +231,10 @@ class Writer:
         self.constants += shape.before
         self._piece(shape.form, position, image, param)
         null = shape.null + end
-        long = len(null) > piece_kernels.SHORT_TEXT
+        long = len(null) > text_kernels.SHORT_TEXT
         ends = [
-            piece_kernels.short_text(shape.behind + end),
-            piece_kernels.LONG_NULL if long else piece_kernels.short_text(null),
+            text_kernels.short_text(shape.behind + end),
+            piece_kernels.LONG_NULL if long else text_kernels.short_text(null),
             len(shape.before),
         ]
         piece = self.pieces[-1]
@@ -394,7 +394,7 @@ def _growing(key: Int64s, forms: Sequence[int], *, framed: bool) -> list[tuple[i
 
 def _constants(part: Int64s) -> int:
     lengths = part[:, piece_kernels.P_LENGTH // 8] + part[:, piece_kernels.P_OPEN_LENGTH // 8]
-    return int(lengths.sum()) + piece_kernels.SHORT_TEXT * len(part)
+    return int(lengths.sum()) + text_kernels.SHORT_TEXT * len(part)
 
 
 def _fixed(part: Int64s, sizes: Mapping[int, int]) -> int:

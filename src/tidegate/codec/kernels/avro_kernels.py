@@ -72,10 +72,9 @@ from tidegate.codec.kernels.row_kernels import (
     PREVIOUS_AT,
     VERSION_AT,
     checksum_of,
-    put_short,
     row_bound,
 )
-from tidegate.codec.kernels.text_kernels import put_const, put_vector
+from tidegate.codec.kernels.text_kernels import put_const, put_short, put_vector
 from tidegate.kernel import (
     bswap64,
     copy_bytes,
@@ -362,7 +361,7 @@ def encode_avro(job: int) -> int:
     status = DONE
     while row < rows:
         op = I64(load_u8(ops + row))
-        bound = row_bound(job, op, row)
+        bound = row_bound(job, op, row, end - out)
         if out + bound > end:
             store_u64(job + J_NEED, bound)
             status = NEED_ROOM

@@ -11,8 +11,8 @@ Rows, plan, output and the state between calls are one record (`job_kernels`). B
 largest size is compared with the room left. If there is too little, the kernel returns and is called again
 with a larger buffer, so it never writes past the end. Plain twins: `plain` in each protocol's folder.
 
-Every address argument is an int64. Texts may write up to `SLACK` bytes past their end, and constants are
-copied 32 bytes at a time: buffers end with `kernel.PAD` spare bytes.
+Every address argument is an int64. Texts and constants are copied 32 bytes at a time, and what is too much is
+replaced by the next write: buffers end with `kernel.PAD` spare bytes.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tidegate.codec.kernels.job_kernels import (
     J_MESSAGE_PARTITION,
     J_MESSAGE_ROWS,
     J_MESSAGES,
+    J_MOST_VARIABLE,
     J_NEED,
     J_NEW_SIZES,
     J_NEW_STRIDE,
@@ -56,10 +57,11 @@ from tidegate.codec.kernels.job_kernels import (
     TOO_LARGE,
     VARIABLE_BYTES,
     VARIABLE_CELL,
+    VARIABLE_FACTOR,
     VARIABLES_AT,
 )
 from tidegate.codec.kernels.layout_kernels import RUN_SIZE
-from tidegate.codec.kernels.row_kernels import put_key, put_row, row_bound
+from tidegate.codec.kernels.row_kernels import prefetch_row, put_key, put_row, row_bound
 from tidegate.kernel import (
     bswap64,
     inline,
@@ -133,12 +135,14 @@ def encode_single(job: int) -> int:
     status = DONE
     while row < rows:
         op = I64(load_u8(ops + row))
-        bound = row_bound(job, op, row)
+        bound = row_bound(job, op, row, end - out)
         if out + bound > end:
             # Nothing of this row is written yet, so the caller enlarges the buffer and calls again.
             store_u64(job + J_NEED, bound)
             status = NEED_ROOM
             break
+        if row + 1 < rows:
+            prefetch_row(job, I64(load_u8(ops + row + 1)), row + 1)
         key = out
         start = put_key(key, job, op, row) if keyed else key
         out = put_row(start, job, op, row)
@@ -201,11 +205,14 @@ def encode_framed(job: int) -> int:
         before = load_i64(order + 8 * (at - 1)) if order and at > 0 else at - 1
         row = load_i64(order + 8 * at) if order else at
         op = I64(load_u8(ops + row))
-        bound = row_bound(job, op, row)
+        bound = row_bound(job, op, row, end - out)
         if out + bound > end:
             store_u64(job + J_NEED, bound)
             status = NEED_ROOM
             break
+        if at + 1 < rows:
+            following = load_i64(order + 8 * (at + 1)) if order else at + 1
+            prefetch_row(job, I64(load_u8(ops + following)), following)
         fresh = held == 0 or held >= max_rows
         if not fresh:
             fresh = load_u32(partitions + 4 * row) != load_u32(partitions + 4 * before)
@@ -273,8 +280,8 @@ def encode_framed(job: int) -> int:
 def measure(job: int) -> int:
     """Add up the bytes of all values of variable size; J_NEED gets those of the largest one.
 
-    Reads the sizes of cells. Writes J_NEED. Bound: the columns of variable size of each row. Twin: none,
-    because it adds up the sizes that the cells have, by which memory is allocated.
+    Reads the sizes of cells. Writes J_NEED and J_MOST_VARIABLE. Bound: the columns of variable size of each
+    row. Twin: none, because it adds up the sizes that the cells have, by which memory is allocated.
     """
     ops = load_i64(job + J_OP)
     entry = load_i64(job + J_VARIABLES)
@@ -292,6 +299,11 @@ def measure(job: int) -> int:
             total += max(new_size, 0) + max(old_size, 0)
             largest = max(largest, new_size, old_size)
     store_u64(job + J_NEED, largest)
+    growth = 0
+    for i in range(count):
+        growth += load_i64(entry + VARIABLES_AT + VARIABLE_BYTES * i + VARIABLE_FACTOR)
+    # Both images count.
+    store_u64(job + J_MOST_VARIABLE, 2 * growth * largest)
     return total
 
 

@@ -45,6 +45,7 @@ JOB: Final = Layout(
     checksums=pointer("`cells.CHECKSUM` a row; 0: none"),
     start_ts=pointer("u64[rows]"),
     row_keys=pointer("RUN a row, its key in TiKV; 0: none"),
+    most_variable=signed("at least what the values of variable size of any row become", "bytes"),
     at=signed("the next row"),
     key_out=signed("used of the part of data that holds keys", "bytes"),
     out=signed("used of data", "bytes"),
@@ -60,7 +61,7 @@ JOB_WORDS: Final = len(JOB.fields)
     J_PIECES, J_VARIABLES, J_FIXED,
     J_MAX_BYTES, J_MAX_ROWS, J_SCRATCH, J_STACK, J_PRINTABLE, J_DATA, J_ROOM,
     J_KEY_START, J_KEY_LENGTH, J_VALUE_START, J_VALUE_LENGTH, J_MESSAGE_PARTITION, J_MESSAGE_ROWS,
-    J_BUILD, J_CHECKSUMS, J_START_TS, J_ROW_KEYS,
+    J_BUILD, J_CHECKSUMS, J_START_TS, J_ROW_KEYS, J_MOST_VARIABLE,
     J_AT, J_KEY_OUT, J_OUT, J_MESSAGES, J_HELD, J_HELD_BYTES, J_NEED,
 ) = JOB.offsets()  # fmt: skip
 

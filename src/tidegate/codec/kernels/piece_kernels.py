@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.codec.kernels import connect_kernels as connect
+from tidegate.codec.kernels.text_kernels import short_text
 from tidegate.kernel_layout import Layout, pointer, signed
 
 # The forms of a piece: what follows its constant.
@@ -63,18 +64,6 @@ PIECE_BYTES: Final = PIECE.size
     P_CONST, P_LENGTH, P_FORM, P_CELL, P_IMAGE, P_PARAM, P_TAIL, P_NULL, P_NULL_BACK, P_ONLY_CHANGED, P_OPEN,
     P_OPEN_LENGTH,
 ) = PIECE.offsets()  # fmt: skip
-SHORT_TEXT: Final = 7
-"""The most bytes of a short text, see `short_text`."""
-SHORT_SIZE_AT: Final = 8 * SHORT_TEXT
-"""The lowest bit of the length in a short text."""
-
-
-def short_text(text: bytes) -> int:
-    """A short text as the word that kernels store: its bytes, and its length in the highest byte."""
-    assert len(text) <= SHORT_TEXT, f"{text!r} is no short text"
-    return int.from_bytes(text, "little") | len(text) << SHORT_SIZE_AT
-
-
 TRUE, FALSE = short_text(b"true"), short_text(b"false")
 LONG_NULL: Final = -1
 # The parameter of PROMOTED, see `promotion`: where its parts are, and their masks.

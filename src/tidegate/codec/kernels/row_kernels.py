@@ -15,6 +15,7 @@ from tidegate.codec.kernels.job_kernels import (
     J_COMMIT_TS,
     J_FIXED,
     J_HANDLE,
+    J_MOST_VARIABLE,
     J_NEW_SIZES,
     J_NEW_STRIDE,
     J_NEW_WORDS,
@@ -75,7 +76,6 @@ from tidegate.codec.kernels.piece_kernels import (
     PROMOTED_TEXT,
     QUOTED,
     ROW_ID,
-    SHORT_SIZE_AT,
     START_TS,
     SUM_CORRUPTED,
     SUM_CURRENT,
@@ -92,6 +92,7 @@ from tidegate.codec.kernels.text_kernels import (
     put_const,
     put_latin1,
     put_quoted,
+    put_short,
     put_text,
     put_vector,
 )
@@ -103,9 +104,9 @@ from tidegate.kernel import (
     load_u8,
     load_u32,
     load_u64,
+    prefetch,
     same_bytes,
     store_u16,
-    store_u64,
 )
 from tidegate.model import cells
 from tidegate.model.cells import DELETE, INSERT
@@ -131,6 +132,8 @@ CURRENT_AT, PREVIOUS_AT, VERSION_AT, CORRUPTED_AT, KNOWN_AT = (
 _MILLIS_SHIFT: Final = U64(LOGICAL_BITS)
 _ONE_BYTE: Final = 0xFF
 """The largest text of one character."""
+LINE_BYTES: Final = 64
+"""A cache line."""
 
 
 @inline
@@ -216,14 +219,6 @@ def same_value(
 
 
 @inline
-def put_short(out: int, text: int) -> int:
-    """Write a short text."""
-    # All 8 bytes are stored, the length as well. The next write replaces those after the text.
-    store_u64(out, text)
-    return out + (text >> SHORT_SIZE_AT)
-
-
-@inline
 def put_null(out: int, piece: int) -> int:
     """Write the text for NULL in a piece, over the end of its constant if the piece says so."""
     # The constant may end with the beginning of the value's text, for example a quotation mark, which NULL
@@ -304,13 +299,20 @@ def put_seldom(out: int, job: int, piece: int, op: int, row: int) -> int:
 
 
 @inline
-def row_bound(job: int, op: int, row: int) -> int:
-    """The largest size of a row's value: the fixed part of its operation, and values of variable size."""
+def row_bound(job: int, op: int, row: int, room: int) -> int:
+    """The most bytes of a row's value: the fixed part of its operation, and values of variable size.
+
+    If `room` is enough for the largest values of the block, they count instead of those of the row.
+    """
     bound = load_i64(load_i64(job + J_FIXED) + 8 * op)
     keys = load_i64(job + J_ROW_KEYS)
     if keys != 0:
         # Base64 makes four bytes of three, so twice as many is enough for a row's key.
         bound += 2 * load_i64(keys + RUN_BYTES * row + RUN_SIZE)
+    most = bound + load_i64(job + J_MOST_VARIABLE)
+    # Sizes are far apart, so few rows should pay for a look at theirs: those near the end of the buffer.
+    if most <= room:
+        return most
     entry = load_i64(job + J_VARIABLES)
     count = load_i64(entry)
     new_sizes = load_i64(job + J_NEW_SIZES) + 4 * row * load_i64(job + J_NEW_STRIDE)
@@ -325,6 +327,30 @@ def row_bound(job: int, op: int, row: int) -> int:
         if op != INSERT:
             bound += factor * max(I64(load_i32(old_sizes + 4 * cell)), 0)
     return bound
+
+
+@inline
+def prefetch_lines(first: int, size: int) -> None:
+    """Ask for the cache lines of `size` bytes."""
+    for at in range(0, size, LINE_BYTES):
+        prefetch(first + at)
+
+
+@inline
+def prefetch_row(job: int, op: int, row: int) -> None:
+    """Ask for the cells of a row while the row before it is written.
+
+    The images of a block are larger than the caches near the processor, and with several partitions a row is
+    far from the one before it.
+    """
+    if op != DELETE:
+        stride = load_i64(job + J_NEW_STRIDE)
+        prefetch_lines(load_i64(job + J_NEW_SIZES) + 4 * row * stride, 4 * stride)
+        prefetch_lines(load_i64(job + J_NEW_WORDS) + 8 * row * stride, 8 * stride)
+    if op != INSERT:
+        stride = load_i64(job + J_OLD_STRIDE)
+        prefetch_lines(load_i64(job + J_OLD_SIZES) + 4 * row * stride, 4 * stride)
+        prefetch_lines(load_i64(job + J_OLD_WORDS) + 8 * row * stride, 8 * stride)
 
 
 @inline

@@ -1,7 +1,7 @@
 """Strings as messages contain them: escaped for JSON, Latin-1, Base64, quoted as by Go; and texts of vectors.
 
-Plain twins: `json_text`. Every address argument is an int64. Texts may overwrite `SLACK` bytes after their
-end.
+Plain twins: `json_text`. Every address argument is an int64. Texts and constants may overwrite 32 bytes after
+their end.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from tidegate.kernel import (
     load_u8,
     load_u16,
     load_u32,
-    load_u64,
     store_u8,
     store_u16,
     store_u32,
     store_u64,
 )
 from tidegate.kernel_ascii import (
-    AMPERSAND,
     BACKSLASH,
     BACKSPACE,
+    BELL,
     CARRIAGE_RETURN,
     CLOSE_BRACKET,
     COMMA,
@@ -36,17 +35,10 @@ from tidegate.kernel_ascii import (
     EQUALS,
     ESCAPED_U_TEXT,
     FORM_FEED,
-    GREATER,
     LESS,
     LINE_BREAK_LEAD,
     LINE_SEPARATOR,
-    LOWER_B,
-    LOWER_F,
-    LOWER_N,
-    LOWER_R,
-    LOWER_T,
     LOWER_U,
-    LOWER_X,
     NEWLINE,
     NOT_ASCII,
     OPEN_BRACKET,
@@ -54,7 +46,6 @@ from tidegate.kernel_ascii import (
     QUOTE,
     SPACE,
     TAB,
-    THREE_BACKSLASHES,
     TWO_BACKSLASHES,
     TWO_EQUALS,
     UPPER_U,
@@ -63,23 +54,18 @@ from tidegate.tidb.kernels.float import put_float_fixed
 from tidegate.tidb.kernels.json_string import utf8_size
 from tidegate.tidb.kernels.text import I64, U64
 
-_HIGH: Final = U64(0x8080808080808080)
-_ONES: Final = U64(0x0101010101010101)
-_SPACES: Final = U64(0x2020202020202020)
-_QUOTES: Final = U64(0x2222222222222222)
-_BACKSLASHES: Final = U64(0x5C5C5C5C5C5C5C5C)
-_LESS: Final = U64(0x3C3C3C3C3C3C3C3C)
-_NOT_BIT_1: Final = U64(0xFDFDFDFDFDFDFDFD)
-_NOT_BIT_2: Final = U64(0xFBFBFBFBFBFBFBFB)
-_ZERO: Final = U64(0)
 _HEX: Final = np.frombuffer(b"0123456789abcdef", dtype=np.uint8).copy()
 _B64: Final = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8
 )
 _PAIRS: Final = np.array([int(_B64[i >> 6]) | int(_B64[i & 63]) << 8 for i in range(4096)], dtype=np.uint16)
-_GO_SHORT: Final = np.array([0] * 7 + list(b"abtnvfr") + [0] * 18, dtype=np.uint8)
-"""Go's letter for a control character (`\\a` .. `\\r`), or 0."""
-
+_ZERO: Final = U64(0)
+_PAGE_OFFSET: Final = 4095
+"""The bits of an address within a page of memory: the least that processors have."""
+_AHEAD: Final = 68
+"""The most bytes that are read from where 32 bytes of a text are examined: the last of these may begin a
+character of 4 bytes, and 32 bytes behind it are copied.
+"""
 _SINGLE_INFINITE: Final = 0xFF
 """The exponent of NaN and infinities in a 32-bit float."""
 
@@ -97,32 +83,6 @@ def put_const(out: int, source: int, length: int) -> int:
 
 
 @inline
-def special_bytes(word: Any) -> Any:
-    """High bits set at bytes that are control characters, `"`, `&`, `<`, `>`, a backslash or not ASCII.
-
-    `"` and `&` differ only in bit 2, `<` and `>` only in bit 1. A borrow may also mark the byte above a
-    marked one.
-    """
-    quote = (word & _NOT_BIT_2) ^ _QUOTES
-    angle = (word & _NOT_BIT_1) ^ _LESS
-    slash = word ^ _BACKSLASHES
-    return ((word - _SPACES) | (quote - _ONES) | (angle - _ONES) | (slash - _ONES) | word) & _HIGH
-
-
-@inline
-def is_special(byte: int) -> bool:
-    """Whether an ASCII byte needs an escape in Go's JSON."""
-    return (
-        byte < SPACE
-        or byte == QUOTE
-        or byte == AMPERSAND
-        or byte == LESS
-        or byte == GREATER
-        or byte == BACKSLASH
-    )
-
-
-@inline
 def put_hex_rune(out: int, code: int) -> int:
     r"""`\\uXXXX` of a code below 0x10000."""
     store_u16(out, ESCAPED_U_TEXT)
@@ -133,27 +93,63 @@ def put_hex_rune(out: int, code: int) -> int:
     return out + 6
 
 
+SHORT_TEXT: Final = 7
+"""The most bytes of a short text, see `short_text`."""
+SHORT_SIZE_AT: Final = 8 * SHORT_TEXT
+"""The lowest bit of the length in a short text."""
+
+
+def short_text(text: bytes) -> int:
+    """A short text as the word that kernels store: its bytes, and its length in the highest byte."""
+    assert len(text) <= SHORT_TEXT, f"{text!r} is no short text"
+    return int.from_bytes(text, "little") | len(text) << SHORT_SIZE_AT
+
+
+def _escaped(byte: int, std: int) -> bytes:
+    """An ASCII byte in a JSON string as Go's encoding/json (std 1) or easyjson (std 0) writes it."""
+    letters = {QUOTE: b'"', BACKSLASH: b"\\", NEWLINE: b"n", CARRIAGE_RETURN: b"r", TAB: b"t"}
+    if std:
+        # Go 1.22 gave these two a letter in encoding/json; easyjson still writes `\u0008` and `\u000c`.
+        letters |= {BACKSPACE: b"b", FORM_FEED: b"f"}
+    if byte in letters:
+        return b"\\" + letters[byte]
+    if byte < SPACE or byte in b"&<>":
+        return b"\\u%04x" % byte
+    return bytes([byte])
+
+
+_ESCAPED: Final = np.array(
+    [short_text(_escaped(byte, std)) for std in (0, 1) for byte in range(NOT_ASCII)], dtype=np.int64
+)
+"""`_escaped` of each ASCII byte, a short text: first those of std 0."""
+
+
+def _quoted(byte: int, std: int) -> bytes:
+    """A byte as Go's strconv.Quote writes it, then escaped for JSON; from 0x80 on: one that is no UTF-8."""
+    if byte in (QUOTE, BACKSLASH):
+        # Go's Quote puts a backslash before it, and JSON one before each of the two.
+        return b"\\\\\\" + bytes([byte])
+    if std and byte in b"&<>":
+        return b"\\u%04x" % byte
+    if SPACE <= byte < DEL:
+        return bytes([byte])
+    if BELL <= byte <= CARRIAGE_RETURN:
+        return b"\\\\" + b"abtnvfr"[byte - BELL : byte - BELL + 1]
+    return b"\\\\x%02x" % byte
+
+
+_QUOTED: Final = np.array(
+    [short_text(_quoted(byte, std)) for std in (0, 1) for byte in range(256)], dtype=np.int64
+)
+"""`_quoted` of each byte, a short text: first those of std 0."""
+
+
 @inline
-def put_escaped(out: int, byte: int, std: int) -> int:
-    """A special ASCII byte as Go's encoding/json (std 1) or easyjson (std 0) escapes it."""
-    short = 0
-    if byte == QUOTE or byte == BACKSLASH:
-        short = byte
-    elif byte == NEWLINE:
-        short = LOWER_N
-    elif byte == CARRIAGE_RETURN:
-        short = LOWER_R
-    elif byte == TAB:
-        short = LOWER_T
-    # Go 1.22 gave these two a letter in encoding/json; easyjson still writes `\u0008` and `\u000c`.
-    elif std == 1 and byte == BACKSPACE:
-        short = LOWER_B
-    elif std == 1 and byte == FORM_FEED:
-        short = LOWER_F
-    if short != 0:
-        store_u16(out, BACKSLASH | (short << 8))
-        return out + 2
-    return put_hex_rune(out, byte)
+def put_short(out: int, text: int) -> int:
+    """Write a short text."""
+    # All 8 bytes are stored, the length as well. The next write replaces those after the text.
+    store_u64(out, text)
+    return out + (text >> SHORT_SIZE_AT)
 
 
 @inline
@@ -167,15 +163,17 @@ def put_wide(out: int, addr: int, room: int) -> tuple[int, int]:
         last = I64(load_u8(addr + 2))
         if last == LINE_SEPARATOR or last == PARAGRAPH_SEPARATOR:
             return put_hex_rune(out, 0x2028 + last - LINE_SEPARATOR), 3
-    # Byte by byte, because fewer than eight may be left to read.
-    for i in range(used):
-        store_u8(out + i, load_u8(addr + i))
+    # Two halves, which overlap if there are three bytes, because a loop whose end differs is slower.
+    store_u16(out, load_u16(addr))
+    store_u16(out + used - 2, load_u16(addr + used - 2))
     return out + used, used
 
 
 @inline
 def special32(addr: int) -> Any:
-    """A bit for each of 32 bytes, exactly: those that `special_bytes` marks."""
+    """A bit for each of 32 bytes, exactly: control characters, `"`, `&`, `<`, `>`, a backslash, not
+    ASCII. `"` and `&` differ only in bit 2, `<` and `>` only in bit 1.
+    """
     # A byte that is not ASCII is negative, so it is below a space, as control characters are.
     return (
         below32(addr, SPACE)
@@ -186,66 +184,45 @@ def special32(addr: int) -> Any:
 
 
 @inline
-def load_tail(start: int, addr: int, end: int) -> Any:
-    """The 1 to 7 bytes from `addr` to `end` of a value that begins at `start`, with spaces after them.
-
-    Reads nothing outside the value.
-    """
-    left = end - addr
-    if end - start >= 8:
-        # The word that ends with the value; bytes before `addr` are shifted out.
-        word = load_u64(end - 8) >> U64(64 - 8 * left)
-    elif left >= 4:
-        # Two halves, which may overlap: where they do, both have the same bytes.
-        word = U64(load_u32(addr)) | U64(load_u32(end - 4)) << U64(8 * left - 32)
-    elif left >= 2:
-        word = U64(load_u16(addr)) | U64(load_u16(end - 2)) << U64(8 * left - 16)
-    else:
-        word = U64(load_u8(addr))
-    return word | _SPACES << U64(8 * left)
-
-
-@inline
-def put_special(out: int, addr: int, end: int, std: int) -> tuple[int, int]:
-    """The character at `addr`, which `special_bytes` marks, as JSON: (new `out`, bytes read)."""
+def put_character(out: int, addr: int, end: int, std: int) -> tuple[int, int]:
+    """The character at `addr` as JSON: (new `out`, bytes read)."""
     byte = I64(load_u8(addr))
     if byte >= NOT_ASCII:
         return put_wide(out, addr, end - addr)
-    return put_escaped(out, byte, std), 1
+    return put_short(out, _ESCAPED[NOT_ASCII * std + byte]), 1
 
 
 @inline
 def put_text(out: int, addr: int, size: int, std: int) -> int:
-    """The content of a JSON string: at most 6 * size bytes. Reads exactly `size` bytes.
+    """The content of a JSON string: at most 6 * size bytes.
 
-    Bytes are written before it is known whether they are clean: the escape of the first one that is not
-    replaces it and all after it. The first of the marked bytes is always special.
+    32 bytes are written before it is known whether they are clean: the escape of the first one that is not
+    replaces it and all after it. There is no loop over the last bytes, because a processor cannot guess a
+    number that differs from value to value. So bytes after the value may be read, which do not count, but
+    only of a page that has a byte of it.
     """
-    start, end = addr, addr + size
-    while addr + 32 <= end:
-        marks = special32(addr)
-        copy32(out, addr)
-        if marks == _ZERO:
-            addr += 32
-            out += 32
-            continue
-        clean = I64(cttz64(marks))
-        out, used = put_special(out + clean, addr + clean, end, std)
-        addr += clean + used
-    # Words, because a value has no spare bytes after it that could be read. There is no loop over the last
-    # bytes: their number differs from value to value, and each wrong guess of it costs as much as ten words.
+    end = addr + size
     while addr < end:
-        width = min(end - addr, 8)
-        word = load_u64(addr) if width == 8 else load_tail(start, addr, end)
-        marks = special_bytes(word)
-        store_u64(out, word)
-        if marks == _ZERO:
-            addr += width
-            out += width
+        # Seldom: near the end of a page, behind which there may be no memory. One character at a time.
+        if addr & _PAGE_OFFSET > _PAGE_OFFSET + 1 - _AHEAD and addr + _AHEAD > end:
+            out, used = put_character(out, addr, end, std)
+            addr += used
             continue
-        clean = I64(cttz64(marks) >> U64(3))
-        out, used = put_special(out + clean, addr + clean, end, std)
-        addr += clean + used
+        width = min(end - addr, 32)
+        marks = special32(addr) & ((U64(1) << U64(width)) - U64(1))
+        copy32(out, addr)
+        while marks != _ZERO:
+            clean = I64(cttz64(marks))
+            out, used = put_character(out + clean, addr + clean, end, std)
+            # The bytes behind a character move with it; what is marked among them is known.
+            used += clean
+            addr += used
+            width -= used
+            marks >>= U64(used)
+            copy32(out, addr)
+        # Less than 0 if the last character ends behind the 32 bytes.
+        addr += max(width, 0)
+        out += max(width, 0)
     return out
 
 
@@ -258,11 +235,8 @@ def put_latin1(out: int, addr: int, size: int) -> int:
             # Both bytes of the character in UTF-8; the lower half of the word is the first one.
             store_u16(out, 0x80C0 | (byte >> 6) | ((byte & 0x3F) << 8))
             out += 2
-        elif is_special(byte):
-            out = put_escaped(out, byte, 0)
         else:
-            store_u8(out, byte)
-            out += 1
+            out = put_short(out, _ESCAPED[byte])
     return out
 
 
@@ -312,25 +286,6 @@ def put_go_hex(out: int, letter: int, code: int, digits: int) -> int:
 
 
 @inline
-def put_quoted_ascii(out: int, byte: int, std: int) -> int:
-    """An ASCII byte, escaped as by Go's strconv.Quote and then for JSON."""
-    if byte == QUOTE or byte == BACKSLASH:
-        # Go's Quote puts a backslash before it, and JSON one before each of the two.
-        store_u32(out, THREE_BACKSLASHES | (byte << 24))
-        return out + 4
-    if std and (byte == AMPERSAND or byte == LESS or byte == GREATER):
-        return put_hex_rune(out, byte)
-    if SPACE <= byte < DEL:
-        store_u8(out, byte)
-        return out + 1
-    if byte < SPACE and _GO_SHORT[byte] != 0:
-        store_u16(out, TWO_BACKSLASHES)
-        store_u8(out + 2, _GO_SHORT[byte])
-        return out + 3
-    return put_go_hex(out, LOWER_X, byte, 2)
-
-
-@inline
 def put_quoted(out: int, addr: int, size: int, printable: int, std: int) -> int:
     """Bytes, escaped as by Go's strconv.Quote and then for JSON: at most 6 * size bytes.
 
@@ -340,15 +295,11 @@ def put_quoted(out: int, addr: int, size: int, printable: int, std: int) -> int:
     at = 0
     while at < size:
         byte = I64(load_u8(addr + at))
-        if byte < NOT_ASCII:
-            out = put_quoted_ascii(out, byte, std)
-            at += 1
-            continue
-        used = utf8_size(addr + at, size - at)
-        # Only one byte is escaped, and the scan continues behind it, as Go does: the bytes after it may be
-        # valid.
+        used = utf8_size(addr + at, size - at) if byte >= NOT_ASCII else -1
+        # Only one byte of a damaged character is escaped, and the scan continues behind it, as Go does: the
+        # bytes after it may be valid.
         if used < 0:
-            out = put_go_hex(out, LOWER_X, byte, 2)
+            out = put_short(out, _QUOTED[256 * std + byte])
             at += 1
             continue
         code = rune_at(addr + at, used)
