@@ -337,9 +337,8 @@ def _same_transaction(table: I64, left: int, right: int) -> int:
 def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes: I64) -> int:
     """The end of the longest run of references from `first` that fits in `limit_bytes`, and is not empty.
 
-    If the limit cuts a transaction that began in the second half of the run, the run ends before it: whoever
-    reads the blocks would have to join its parts. `sizes` becomes the bytes of the run's keys, values and old
-    values.
+    If the limit cuts a transaction that began in the second half of the run, the run ends before it: a
+    reader would have to join its parts. `sizes` becomes the bytes of the run's keys, values and old values.
 
     Reads the offsets and timestamps of the rows. Writes `sizes`. Bound: refs[first:end]. Twin: none, because
     it adds up the sizes of what `gather` copies.
