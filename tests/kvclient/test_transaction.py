@@ -79,6 +79,22 @@ def test_an_insert_of_an_existing_key_fails(pd: PdClient) -> None:
     assert read(pd, b"k") == b"1"
 
 
+@pytest.mark.parametrize("one_phase", [False, True])
+def test_a_transaction_may_only_check_that_keys_do_not_exist(pd: PdClient, one_phase: bool) -> None:
+    start = Transaction(pd)
+    start.put(b"k", b"1")
+    start.commit()
+    checks = [Mutation(CHECK_NOT_EXISTS, key) for key in (b"\x05free", b"\xf0free")]
+    fine = Transaction(pd, one_phase=one_phase)
+    fine.write(checks)
+    assert fine.commit() == 0
+    other = Transaction(pd, one_phase=one_phase)
+    other.write([*checks, Mutation(CHECK_NOT_EXISTS, b"k")])
+    with pytest.raises(AlreadyExists):
+        other.commit()
+    assert read(pd, b"k") == b"1"
+
+
 def test_empty_values_are_refused(pd: PdClient) -> None:
     with pytest.raises(InvalidInput):
         Transaction(pd).put(b"k", b"")

@@ -149,7 +149,7 @@ class Transaction:
         return values
 
     def commit(self) -> int:
-        """Commit; returns commit_ts (0 if there was nothing to write).
+        """Commit; returns commit_ts (0 if there was nothing to write, or only keys that were checked).
 
         Raises WriteConflict or AlreadyExists after rolling back; Retryable with "undetermined" in it if the
         request that commits the primary got no answer, so it is unknown whether the transaction is committed.
@@ -161,7 +161,7 @@ class Transaction:
             return 0
         writer = self._writer()
         try:
-            if self._one_phase and not self._locked:
+            if self._one_phase and not self._locked and self._keys():
                 # The newest ts, because a reader that begins after the commit must see it.
                 writer.one_phase_above = self._pd.tso()
             writer.prewrite(
@@ -169,6 +169,8 @@ class Transaction:
             )
             if writer.committed_ts:
                 return writer.committed_ts
+            if not self._keys():
+                return 0  # a check locks nothing, so there is nothing to commit
             # After all prewrites: every read above this ts meets the locks or the commit.
             commit_ts = self._pd.tso()
         except TidegateError as error:
@@ -226,7 +228,8 @@ class Transaction:
     def _writer(self) -> TwoPhase:
         primary = self._primary
         if primary is None:
-            primary = next(m.key for m in self._mutations.values() if m.commits)
+            # Of a transaction that only checks keys, requests name one of these: no lock will point to it.
+            primary = next(iter([*self._keys(), *self._mutations]))
         return TwoPhase(self._pd, self.start_ts, primary, for_update_ts=self._for_update_ts)
 
 
