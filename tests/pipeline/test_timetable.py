@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.pipeline.host.timetable import SILENT_S, Timetable, WorkKind, workers_for
+from tidegate.pipeline.host.timetable import SILENT_MAX_S, SILENT_S, Timetable, WorkKind, workers_for
 
 CORES = 2
 FREE = 6
@@ -241,6 +241,35 @@ def test_an_address_that_gives_no_answer_leaves_workers_to_others() -> None:
     assert table.room("c", 1, CORES) == 1, "it has just answered"
     table.tick(10.0 + 3 * SILENT_S)
     assert table.room("c", 1, CORES) == 0
+
+
+def test_long_pieces_of_some_do_not_keep_the_others_at_their_address_waiting() -> None:
+    """If two pieces took half a minute, the last workers would be idle, and all others there would wait."""
+    table = of_two_addresses()
+    table.tick(10.0)
+    for name in "ab":
+        table.give(name, WorkKind.DELIVER)
+    table.tick(10.0 + 0.9 * SILENT_MAX_S)
+    assert table.room("c", 1, CORES) == 0
+    table.tick(10.0 + SILENT_MAX_S)
+    assert table.room("c", 1, CORES) == 1, "they are not stuck, or the address would not be proven"
+    table.doubt("a")
+    assert table.room("c", 1, CORES) == 0
+
+
+def test_an_address_is_silent_from_its_first_delivery_on_and_not_from_its_last_answer() -> None:
+    table = of_two_addresses()
+    for name in "ab":
+        table.give(name, WorkKind.DELIVER)
+    table.answered("a", well=True)
+    for later in (10.0, 10.0 + 2 * SILENT_MAX_S):
+        table.tick(later)
+        table.give("c", WorkKind.DELIVER)
+        assert table.room("d", 1, CORES) == 1
+        table.tick(later + 1.5 * SILENT_S)
+        assert table.room("d", 1, CORES) == 0
+        table.answered("c", well=True)
+        table.back("c", WorkKind.DELIVER)
 
 
 def test_an_address_without_deliveries_or_alone_has_all_workers() -> None:

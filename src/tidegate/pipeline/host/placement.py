@@ -147,6 +147,7 @@ class Placement:
             if one is None or one.over:
                 return
             free = self._workforce.free
+            self._timetable.tick(time.monotonic())  # files of others were read since the last one
             free = min(free, self._timetable.room(key, one.at_once, free))
             if not free:
                 return  # it is looked at again when a worker becomes free

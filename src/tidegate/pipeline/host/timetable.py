@@ -24,6 +24,8 @@ A worker counts as stuck only after more than a second. Until then, changefeeds 
 down would take all workers. So an address is *silent* if it has got `UNANSWERED_MAX` deliveries since its
 last answer, or one and has given no answer for `SILENT_S`. A silent one leaves the last `cores` free workers
 to others while another address is proven. One that answers is not silent for long, and may have all workers.
+After `SILENT_MAX_S` a worker there would be stuck, so its workers are only busy with long pieces, and it does
+not count as silent any more.
 """
 
 from __future__ import annotations
@@ -40,6 +42,10 @@ UNANSWERED_MAX: Final = 2
 """Several changefeeds may have rows at the same moment, so a time alone would come too late."""
 SILENT_S: Final = 0.1
 """About as long as a small piece takes. An address where many changefeeds deliver answers more often."""
+SILENT_MAX_S: Final = 3.0
+"""Longer than it takes until a worker counts as stuck (`connected_worker.STUCK_S`, `signs_of_life.WATCH_S`),
+which ends the proof of its address. One that is still proven has workers that give signs of life.
+"""
 
 
 class WorkKind(Enum):
@@ -81,7 +87,7 @@ class _Owed:
     deliveries: int
     """How many it has got since its last answer."""
     since: float
-    """When that was, or when it got the first of them."""
+    """When it got the first of them."""
 
 
 class Timetable(Generic[Key]):
@@ -186,7 +192,11 @@ class Timetable(Generic[Key]):
                 self._loads -= Counter({key: 1})
             case WorkKind.DELIVER:
                 self._served[key] = self._next()
-                self._owed.setdefault(self._addresses[key], _Owed(0, self._now)).deliveries += 1
+                owed = self._owed.setdefault(self._addresses[key], _Owed(0, self._now))
+                # An earlier piece may still be out, so the last answer may be old.
+                if not owed.deliveries:
+                    owed.since = self._now
+                owed.deliveries += 1
         self._out[key, kind] += 1
 
     def doubt(self, key: Key) -> None:
@@ -260,7 +270,8 @@ class Timetable(Generic[Key]):
         owed = self._owed.get(address)
         if owed is None or not owed.deliveries:
             return False
-        return owed.deliveries >= UNANSWERED_MAX or self._now - owed.since >= SILENT_S
+        silent_s = self._now - owed.since
+        return silent_s < SILENT_MAX_S and (owed.deliveries >= UNANSWERED_MAX or silent_s >= SILENT_S)
 
     def _delivers_at(self, address: str) -> bool:
         """Whether a delivery is out at an address."""
