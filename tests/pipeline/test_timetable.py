@@ -217,6 +217,20 @@ def test_a_sink_that_goes_down_does_not_take_all_workers() -> None:
     assert given == "aabbgg", "the last ones, as many as cores, are for the other address"
 
 
+def test_a_changefeed_with_many_rows_does_not_take_the_last_workers_at_once() -> None:
+    """It gets as many workers as there is `room`, and is not asked again in between."""
+    cores = 8
+    table = proven("one", "two", cores=cores)
+    for name in "abc":
+        table.ask_begin(name, "one", 0)
+    free = workers_for(cores)
+    for name in "abc":
+        for _ in range(table.room(name, cores, free)):
+            table.give(name, WorkKind.DELIVER)
+            free -= 1
+    assert free == cores
+
+
 def test_an_address_that_answers_has_all_workers() -> None:
     table = of_two_addresses()
     for name in "ab":

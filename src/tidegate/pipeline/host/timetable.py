@@ -174,13 +174,14 @@ class Timetable(Generic[Key]):
         """
         if self._addresses[key] in self._tried(WorkKind.DELIVER):
             return 0
-        # The next one there may be stuck as well, so a few workers are left for addresses that answer.
-        address = self._addresses[key]
-        if self._proven - {address} and 0 < free <= self._left_by(address):
-            return 0
         # The first delivery proves the address; only then more workers go there.
         most = min(at_once, self._cores) if self._addresses[key] in self._proven else 1
-        return max(0, most - self._out[key, WorkKind.DELIVER])
+        more = most - self._out[key, WorkKind.DELIVER]
+        # The next one there may be stuck as well, so a few workers are left for addresses that answer.
+        address = self._addresses[key]
+        if free and self._proven - {address} and (left := self._left_by(address)):
+            more = min(more, free - left)
+        return max(0, more)
 
     def give(self, key: Key, kind: WorkKind) -> None:
         """A worker has got a piece of a changefeed."""
