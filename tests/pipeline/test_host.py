@@ -669,6 +669,31 @@ def test_a_piece_for_an_address_in_doubt_takes_no_worker_that_others_need(
     one.wait(one.is_delivered)
 
 
+def test_with_one_address_a_piece_in_doubt_goes_where_its_writer_is(hosted: Hosted) -> None:
+    """All others wait for it, and to open a writer takes longer than most pieces."""
+    failing, other = hosted.feed("one"), hosted.feed("two")
+    fails, pids = threading.Event(), dict[str, int]()
+
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
+        if path == failing.path and fails.is_set():
+            raise Retryable("its topic has no leader")
+        pids[path] = hosted.spark.getpid()
+        return all_of(ranges)
+
+    hosted.start(work, workers=2 + CORES)
+    for each in (failing, other):
+        each.bound(MIDDLE)
+        hosted.host.begin(each.one)
+        each.wait(lambda reported: bool(reported))
+    has_writer = pids[other.path]
+    fails.set()
+    failing.bound(UPTO)
+    assert isinstance(failing.wait_end(), Retryable)
+    other.bound(UPTO)
+    other.wait(other.is_delivered)
+    assert pids[other.path] == has_writer
+
+
 def test_rows_that_become_durable_end_the_doubt_about_their_address(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

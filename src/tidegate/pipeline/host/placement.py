@@ -181,7 +181,9 @@ class Placement:
     def _give(self, work: Work) -> None:
         """Give a piece to the free worker that suits it best, with the lease of the slot for its writer."""
         one = work.of
-        worker = self._workforce.take(one.key, in_doubt=work.in_doubt)
+        # If all changefeeds are at this address, they wait for this piece, so it goes where its writer is.
+        in_doubt = work.in_doubt and self._timetable.others_answer(one.key)
+        worker = self._workforce.take(one.key, in_doubt=in_doubt)
         self._timetable.give(one.key, work.kind)
         # A begin fences all slots and writes no rows in any, so it has no lease.
         if not isinstance(work.piece, Begin):

@@ -248,6 +248,10 @@ class Timetable(Generic[Key]):
         """Whether the address of a changefeed is proven."""
         return self._addresses[key] in self._proven
 
+    def others_answer(self, key: Key) -> bool:
+        """Whether an address other than that of a changefeed is proven."""
+        return bool(self._proven - {self._addresses[key]})
+
     def has_out(self, key: Key) -> bool:
         """Whether any worker has a piece of it."""
         return any(key == one for one, _ in self._out)
