@@ -7,7 +7,7 @@ locks, a region that has moved), the page is requested again through `Snapshot`,
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
@@ -42,12 +42,19 @@ class _PageStub:
 
 
 def pages(
-    pd: PdClient, snapshot: Snapshot, span: Span, *, rows_max: int = 0, bytes_max: int = 0
+    pd: PdClient,
+    snapshot: Snapshot,
+    span: Span,
+    *,
+    rows_max: int = 0,
+    bytes_max: int = 0,
+    weigh: Callable[[pa.RecordBatch], int] = lambda page: page.nbytes,
 ) -> Iterator[pa.RecordBatch]:
     """The pairs of a span in key order as batches of PAGE_SCHEMA; none is empty. Raises as `Snapshot.scan`.
 
     `rows_max`, `bytes_max`: how many rows and bytes the caller will take, if it knows; 0: all. More than
-    that is fetched only when it is asked for. Nothing else may use the snapshot meanwhile.
+    that is fetched only when it is asked for. `weigh`: the bytes of a page as the caller counts them. Nothing
+    else may use the snapshot meanwhile.
     """
     rows_left, bytes_left = rows_max or sys.maxsize, bytes_max or sys.maxsize
     # One page ahead and no more, so two pages bound the memory.
@@ -62,9 +69,10 @@ def pages(
                 # At most four times as many: the estimate comes from one page, whose rows may be unusually
                 # small.
                 rows = max(min(4 * rows, fitting, ROWS_MAX), 1)
-                rows_left, bytes_left = rows_left - page.num_rows, bytes_left - size
+                weight = max(weigh(page), 1)
+                rows_left, bytes_left = rows_left - page.num_rows, bytes_left - weight
                 # Rounded up, so that a page that is only almost enough is followed by another one.
-                wanted = min(rows_left, -(-bytes_left * page.num_rows // size))
+                wanted = min(rows_left, -(-bytes_left * page.num_rows // weight))
             # Before the page is yielded, so that the store reads while the caller works. A page that nobody
             # takes would cost the store as much: a load with a limit of rows per second takes some thousand
             # rows at a time, and the pages grow to more than that.

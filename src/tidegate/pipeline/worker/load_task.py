@@ -103,7 +103,9 @@ class Loader:
         keyspace = self._worker.spec.config.tidegate.keyspace_id
         snapshot = Snapshot(self._pd, self._task.ts, keyspace_id=keyspace)
         rows_max, bytes_max = self._left()
-        for page in pages(self._pd, snapshot, one.span, rows_max=rows_max, bytes_max=bytes_max):
+        for page in pages(
+            self._pd, snapshot, one.span, rows_max=rows_max, bytes_max=bytes_max, weigh=self._weight
+        ):
             for some in self._worker.slices(entries(page, self._task.ts), self._batch):
                 encoded = self._worker.encode(some, self._schemas, at=self._task.ts)
                 keep_misencoded(self._worker.access, one.id, encoded)
@@ -129,6 +131,9 @@ class Loader:
         )
         # docs/guarantees.md#an-initial-load-is-joined-exactly: committed together with the rows up to there.
         self._batch.note(load_key(name), record.to_bytes())
+
+    def _weight(self, page: pa.RecordBatch) -> int:
+        return weight(entries(page, self._task.ts))
 
     def _is_over(self) -> bool:
         return time.monotonic() >= self._until or any(left < 0 for left in self._left())
