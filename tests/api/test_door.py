@@ -310,7 +310,7 @@ def test_a_renewed_certificate_is_used_by_the_next_connection(tmp_path: Path) ->
     server, context = Running(Rules(), tls), tls.http_client()
 
     def serial() -> int:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as plain:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as plain:
             secured = context.wrap_socket(plain, server_hostname="127.0.0.1")
             found = secured.getpeercert()
             assert found is not None

@@ -32,7 +32,7 @@ from tidegate.consumer.reading.message_kernels import MESSAGE, SIZES, measure_me
 from tidegate.kernel import address
 
 Sent = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]
-PATIENCE_S = 10.0
+PATIENCE_S = 120.0
 BOTH = [NativeClient, PlainClient]
 SOME: list[Sent] = [
     (None, b"first", []),

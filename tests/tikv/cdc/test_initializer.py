@@ -62,12 +62,12 @@ def test_a_scan_does_not_wait_long_for_one_that_finds_nothing() -> None:
 
     def empty() -> Iterator[bytes]:
         searching.set()
-        assert found.wait(10)
+        assert found.wait(60)
         yield from ()
 
     other = threading.Thread(target=lambda: initializer._next_event(empty()))
     other.start()
-    assert searching.wait(10)
+    assert searching.wait(60)
     assert initializer._next_event(iter([b"row"])) == [b"row"]
     found.set()
     other.join()
