@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.exchange.work import Deliver
 from tidegate.pipeline.host.connected_worker import STUCK_FIRST_S, STUCK_S, ConnectedWorker, Work
-from tidegate.pipeline.host.timetable import WorkKind
+from tidegate.pipeline.host.placement import Placement
+from tidegate.pipeline.host.timetable import Timetable, WorkKind
 from tidegate.pipeline.host.workforce import Workforce
 
 KEY = ("one", 1)
@@ -53,3 +55,27 @@ def test_a_worker_that_opens_a_sink_in_doubt_is_stuck_later(
         busy.note(work, busy.look(work, None, step / 2))
         stuck.append(busy.is_stuck)
     assert stuck == [step / 2 >= stuck_s for step in range(19)]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_proven", "expected"), [(1, False, True), (2, True, True), (2, False, False)]
+)
+def test_a_piece_that_goes_elsewhere_anyway_does_not_wait_for_its_writer(
+    addresses: int, is_proven: bool, expected: bool
+) -> None:
+    """Otherwise nothing would prove its address while the worker with its writer is busy."""
+    table: Any = Timetable(2)
+    for number, key in enumerate([KEY, *OTHERS]):
+        table.ask_begin(key, f"kafka://{number % addresses}", 0)
+        table.give(key, WorkKind.BEGIN)
+        table.answered(key, well=True)
+        table.back(key, WorkKind.BEGIN)
+    table.answered(KEY, well=is_proven)
+    home, workforce, none = worker(KEY), Workforce(), SimpleNamespace(changed=None)
+    workforce.join(home, 0.0)
+    other: Any = SimpleNamespace()
+    home.give(other, time.monotonic())
+    incarnations: Any = [KEY, *OTHERS]
+    unused: Any = none
+    placement = Placement(unused, table, workforce, incarnations, unused, unused)
+    assert placement._waits_for_home(KEY) is expected

@@ -106,11 +106,18 @@ class Placement:
         # A single changefeed may use every worker, and each of them soon has its writer open.
         if len(self._incarnations) == 1:
             return False
+        if self._avoids_homes(key):
+            return False
         homes = self._workforce.homes(key)
         if not homes or any(each.work is None for each in homes):
             return False
         now = time.monotonic()
         return any(now - each.given_at < HOME_S for each in homes)
+
+    def _avoids_homes(self, key: Key) -> bool:
+        """Whether its next piece goes to a worker that few others need, wherever its writer is."""
+        # If all changefeeds are at its address, they wait for this piece, so it goes where its writer is.
+        return not self._timetable.is_proven(key) and self._timetable.others_answer(key)
 
     def _hand_out(self) -> None:
         """Give out work while something is due and a worker is free."""
@@ -181,8 +188,7 @@ class Placement:
     def _give(self, work: Work) -> None:
         """Give a piece to the free worker that suits it best, with the lease of the slot for its writer."""
         one = work.of
-        # If all changefeeds are at this address, they wait for this piece, so it goes where its writer is.
-        in_doubt = work.in_doubt and self._timetable.others_answer(one.key)
+        in_doubt = work.in_doubt and self._avoids_homes(one.key)
         worker = self._workforce.take(one.key, in_doubt=in_doubt)
         self._timetable.give(one.key, work.kind)
         # A begin fences all slots and writes no rows in any, so it has no lease.
