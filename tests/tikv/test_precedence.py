@@ -133,3 +133,20 @@ def test_a_page_of_a_whole_table_gives_way_and_a_short_scan_does_not(
     found = cluster.call(request, b"k").pairs
     assert [one.key for one in found] == [b"k%03d" % number for number in range(3 * ENTRIES)]
     assert len(looks) == expected
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_page_of_deleted_rows_gives_way_too(
+    make: Callable[..., Cluster], looks: list[None], reverse: bool
+) -> None:
+    cluster = make()
+    names = [b"k%03d" % number for number in range(3 * ENTRIES)]
+    cluster.txn(*(put(name) for name in names))
+    cluster.txn(*(pb.Mutation(op=pb.Del, key=name) for name in names))
+    looks.clear()
+    start, end = (b"l", b"k") if reverse else (b"k", b"l")
+    request = pb.ScanRequest(
+        start_key=start, end_key=end, limit=LONG_ROWS + 1, version=cluster.tso.get(), reverse=reverse
+    )
+    assert not cluster.call(request, b"k").pairs
+    assert len(looks) == 3

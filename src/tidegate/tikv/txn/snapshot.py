@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
 
 Walk: TypeAlias = Iterator[tuple[bytes, Found]]
-"""Raw keys and what was found there, in the order of a scan."""
+"""Raw keys that have a version or a lock, and what was found there, in the order of a scan."""
 
 
 class SnapshotReader:
@@ -96,7 +96,7 @@ class SnapshotReader:
         return self._ts == keys.TS_MAX and lock.primary == raw and lock.secondaries is None
 
     def scan(self, start: bytes, end: bytes) -> Walk:
-        """The raw keys in encoded [start, end) that have a value or a blocking lock, ascending."""
+        """The raw keys in encoded [start, end) and what was found, ascending; also those without a value."""
         locks = self._view.cursor(mvcc.LOCK)
         locks.seek(start)
         versions = self._view.cursor(mvcc.WRITE)
@@ -114,9 +114,7 @@ class SnapshotReader:
                 lock = None if self._ignore_locks else mvcc.decode_lock(locks.value())
                 locks.next()
             raw = keys.decode(key)
-            found = self._read(raw, key, lock)
-            if found.value is not None or found.lock is not None:
-                yield raw, found
+            yield raw, self._read(raw, key, lock)
             if key == written:
                 _next_key(versions, key)
 
@@ -138,9 +136,7 @@ class SnapshotReader:
                 lock = None if self._ignore_locks else mvcc.decode_lock(locks.value())
                 _seek_before(locks, key)
             raw = keys.decode(key)
-            found = self._read(raw, key, lock)
-            if found.value is not None or found.lock is not None:
-                yield raw, found
+            yield raw, self._read(raw, key, lock)
             if key == written:
                 _seek_before(versions, key)
 
@@ -210,6 +206,8 @@ def scan(
     response = pb.ScanResponse()
     size = 0
     for raw, found in paced(walk):
+        if found.value is None and found.lock is None:
+            continue  # after the pause: a page may pass many deleted rows before it finds one
         response.pairs.append(_pair(raw, found, request.key_only))
         size += len(raw) + len(found.value or b"")
         if len(response.pairs) >= request.limit or size >= SCAN_BYTES_MAX:
