@@ -51,3 +51,10 @@ def test_more_than_the_bound_is_not_kept() -> None:
     pieces.clear()
     gc.collect()
     assert 400_000 < slabs.idle_bytes <= 1 << 20
+
+
+def test_a_piece_above_the_bound_leaves_the_others_idle() -> None:
+    slabs = Slabs(1 << 20)
+    slabs.piece(400_000)
+    slabs.piece(2 << 20)
+    assert slabs.idle_bytes >= 400_000

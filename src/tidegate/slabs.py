@@ -55,6 +55,9 @@ class Slabs:
         return np.empty(size, dtype=np.uint8)
 
     def _give_back(self, slab: npt.NDArray[np.uint8]) -> None:
+        # It would not fit if all others were freed.
+        if len(slab) > self._idle_bytes_max:
+            return
         with self._lock:
             # The size that came back last stays last. If requests have another size now, slabs of earlier
             # sizes would use up the bound for ever.
