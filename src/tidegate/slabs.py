@@ -1,9 +1,10 @@
 """Memory in large pieces, which is used again after the last reference to it is gone.
 
 Both the C library and Arrow return large freed memory to the system. The system fills each page of the next
-piece with zeros, which costs more than writing it (on virtual machines several times more). Slabs are larger
-than what they were asked for by at most an eighth, so a returned slab fits the next request, and the bound on
-idle ones is not used up by memory that nobody fills.
+piece with zeros, which costs more than writing it (on virtual machines several times more). A new slab is
+larger than what it was asked for by at most an eighth, so a returned slab fits the next request, and the
+bound on idle ones is not used up by memory that nobody fills. One that is used again may be almost twice as
+large as what it then serves.
 """
 
 from __future__ import annotations
