@@ -59,6 +59,8 @@ def test_a_text_at_the_end_of_memory_is_written_as_any_other(protocol: str) -> N
     """A kernel reads 32 bytes of a shorter text if its page has them, so nothing after the page is read."""
     options = codec_options({"protocol": protocol})
     some = [b"x" * size for size in range(1, 34)] + [b"x" * 9 + one + b"y" * 3 for one in SPECIAL] + SPECIAL
+    # Most is read if the last of 32 bytes begins an escaped or wide character: 32 bytes behind it are copied.
+    some += [b"x" * 31 + one + b"y" * behind for one in SPECIAL for behind in range(40)]
     rows = [RowChange(TABLE, 9, 8, 100, i, None, (i, text)) for i, text in enumerate(some, 1)]
     block, rooms = block_of(rows), [Guarded(text) for text in some]
     block.new.words[:, 1] = [room.address for room in rooms]
