@@ -429,14 +429,19 @@ def test_json_may_be_asked_for_by_name() -> None:
 
 def test_definitions_go_once_to_each_partition_that_has_rows() -> None:
     row = golden.case("types_timestamps").row(0)
-    block = definition_block(row.table, np.array([4, 1, 4], dtype=np.int32), OPTIONS, 9)
+    stated = {2}
+    block = definition_block(row.table, np.array([4, 1, 2, 4], dtype=np.int32), OPTIONS, 9, stated)
     assert block is not None
     assert block.partition.tolist() == [1, 4]
     assert block.rows.tolist() == [0, 0]
     assert (block.key_length == -1).all()
     assert block.data.tobytes() == ENCODER.encode_definition(row.table, 9).value
+    assert stated == {1, 2, 4}
+    assert definition_block(row.table, np.array([1], dtype=np.int32), OPTIONS, 9, stated) is None
     with pytest.raises(InvalidInput, match="definition of a table is larger") as raised:
-        definition_block(row.table, np.zeros(1, dtype=np.int32), SimpleOptions(max_message_bytes=1024), 9)
+        definition_block(
+            row.table, np.zeros(1, dtype=np.int32), SimpleOptions(max_message_bytes=1024), 9, set()
+        )
     assert "raise max-message-bytes" in raised.value.fix
 
 

@@ -13,6 +13,7 @@ of the processor until they are encoded, and the next tile has the same memory.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -321,6 +322,8 @@ def _content(
     """
     found: list[Content] = []
     count = split = 0
+    # By table version, the partitions that have its definition. A tile need not state it again.
+    stated = defaultdict[TableSchema, set[int]](set)
     for mounted in tables:
         count += len(mounted)
         # Rows are filtered before columns are selected, because a rule may read a column that is not sent.
@@ -349,7 +352,7 @@ def _content(
         if conflicts is not None and rule.partition == CONFLICT:
             places = conflicts.places(routed, partition)
         # Before the rows: a reader needs the definition to decode them.
-        definition = definition_block(routed.table, partition, codec, build_ms)
+        definition = definition_block(routed.table, partition, codec, build_ms, stated[routed.table])
         if definition is not None:
             found.append(replace(definition, topic=topic))
         marked = set(places)
