@@ -7,17 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from tests.pipeline.recorded import RecordedFeed
 from tests.pipeline.test_stripes import BANK, UPTO, URI, Keeper
 
-from tidegate.kernel import PAD
+from tidegate.kernel import PAD, buffer
 from tidegate.model.message import MessageBlock
 from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.worker.access import LocalAccess
-from tidegate.pipeline.worker.buffers import KEPT, KEPT_BYTES, KEPT_CELLS, UNUSED, WASTE, Buffers, Cells
+from tidegate.pipeline.worker.buffers import (
+    KEPT,
+    KEPT_BYTES,
+    KEPT_CELLS,
+    UNUSED,
+    WASTE,
+    Buffers,
+    Bytes,
+    Cells,
+)
 from tidegate.pipeline.worker.deliver import Worker
+from tidegate.pipeline.worker.load_task import entries
 from tidegate.sink.base import Content
 
 
@@ -152,3 +163,30 @@ def test_rows_cut_into_tiles_become_the_same_messages(tmp_path: Path, protocol: 
     assert tiles == whole
     # A tile adds no definition. But the first one need not have rows for every partition.
     assert sorted(found[0]) == sorted(found[1])
+
+
+def test_an_initial_load_is_cut_into_tiles_although_it_is_one_transaction(tmp_path: Path) -> None:
+    feed = RecordedFeed(tmp_path, BANK, "kafka://127.0.0.1:1/t?protocol=canal-json", UPTO)
+    spec = FeedSpec.load(feed.write())
+    worker = Worker(LocalAccess(spec), lambda _: 3, Keeper())  # type: ignore[arg-type]
+    worker.clock = Frozen()  # type: ignore[assignment]
+    assert worker.schemas is not None
+    spans, found, upto = Bounds.load(feed.feed_dir / "bounds.json").spans, [], feed.last_ts
+    blocks = [one for span, ts in spans.items() for one in worker.access.read([(span, ts, upto)])]
+    block = max(blocks, key=len)
+    pairs = block.filter(pc.not_equal(block.column("value"), b"")).select(["key", "value"])
+    sizes = list[int]()
+
+    def cells(size: int) -> Bytes:
+        sizes.append(size)
+        return buffer(size)
+
+    for tile_bytes in (1 << 30, 1_000):
+        keeper = Keeper()
+        sizes.clear()
+        worker.plan = replace(worker.plan, cells=cells, tile_bytes=tile_bytes)
+        keeper.write(worker.encode(entries(pairs, upto), worker.schemas.upto(upto), at=upto).content)
+        found.append(keeper.messages)
+        assert max(sizes) <= tile_bytes
+    assert len(found[0]) == pairs.num_rows > 100
+    assert found[0] == found[1]

@@ -212,7 +212,8 @@ def run(
 ) -> Encoded:
     """Run all stages over one block of entries sorted by commit ts. `build_ms` is the wall clock.
 
-    `at`: decode all rows with the schemas valid at this ts, instead of those before each row's commit ts.
+    `at`: decode all rows, which are inserts, with the schemas valid at this ts, instead of those before each
+    row's commit ts.
     `follows`: as in `mount`. `part`: which part of the block is emitted; if the feed splits no updates, SPLIT
     means WHOLE. `conflicts`: finds the places of alignment marks among rows that are dispatched by conflict.
     None: no row takes a unique value from another one, as in an initial load.
@@ -223,10 +224,11 @@ def run(
         part = Part.WHOLE
     checks = Checks.of(block) if context.verify else None
     bad, tally, damaged = list[Quarantined](), Tally(), list[Mismatch]()
-    # A part that is sorted by transactions needs all rows of each.
+    # A part that is sorted by transactions needs all rows of each. Those of an initial load are inserts of
+    # one transaction, of which none is split.
     tiling = None
     if context.form is Form.MESSAGES:
-        tiling = Tiling(part is Part.SPLIT, context.cells, context.tile_bytes)
+        tiling = Tiling(part is Part.SPLIT and at is None, context.cells, context.tile_bytes)
     # Rows that cannot be decoded leave the block here and go to quarantine; the others continue.
     tables = mount_tiles(block, schemas, context.mount, bad, checks, at=at, follows=follows, tiling=tiling)
     if checks is not None:
