@@ -13,7 +13,8 @@ They are read for new halves only if the pass for old halves found such an updat
 resumes.
 
 Memory: two blocks of the store in addition to the piece, and the rows of a transaction that crosses the end
-of a block. The store ends blocks between transactions if these are small, so that few are joined.
+of a block. The store ends blocks between transactions if these are small, so that few are joined; but not
+those that have the most rows allowed, of which there is one in 65,536 rows.
 """
 
 from __future__ import annotations
