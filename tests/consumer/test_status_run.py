@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -219,6 +220,10 @@ def test_a_silent_broker_is_reported_once_and_retried_after_a_pause() -> None:
         now += 2 + PAUSE_S
     assert [one.why for one in warnings] == ["it does not answer"]
     offsets.close(position)
+    released = time.monotonic()
+    del offsets
+    gc.collect()  # the client refers to its owner
+    assert time.monotonic() - released < 20, "it does not wait for librdkafka's 45 s"
 
 
 def test_before_the_first_snapshot_a_group_gets_nothing(kafka: str, new_topic: Callable[..., str]) -> None:
