@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import mmap
-import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,20 +58,3 @@ def test_a_piece_above_the_bound_leaves_the_others_idle() -> None:
     slabs.piece(400_000)
     slabs.piece(2 << 20)
     assert slabs.idle_bytes >= 400_000
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-
-def test_what_is_not_kept_goes_back_to_the_system() -> None:
-    slabs, rng = Slabs(8 << 20), random.Random(3)
-    before = resident_bytes()
-    pieces = [slabs.piece(rng.randrange(64 << 10, 3 << 20)) for _ in range(40)]
-    for piece in pieces:
-        piece[:] = bytes(len(piece))
-    del piece
-    rng.shuffle(pieces)
-    while pieces:
-        pieces.pop()
-    assert resident_bytes() - before < 16 << 20, "of 60 MiB"

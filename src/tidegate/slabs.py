@@ -9,7 +9,6 @@ large as what it then serves.
 
 from __future__ import annotations
 
-import mmap
 import threading
 import weakref
 from typing import Final
@@ -54,9 +53,7 @@ class Slabs:
                 best = min(fitting)
                 self.idle_bytes -= best
                 return self._idle[best].pop()
-        # Not of the C library: what it frees between pieces that are kept stays with the process.
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        return np.frombuffer(mmap.mmap(-1, size, flags=private), dtype=np.uint8)
+        return np.empty(size, dtype=np.uint8)
 
     def _give_back(self, slab: npt.NDArray[np.uint8]) -> None:
         # It would not fit if all others were freed.

@@ -228,7 +228,7 @@ class Transaction:
     def _writer(self) -> TwoPhase:
         primary = self._primary
         if primary is None:
-            # Of a transaction that only checks keys, requests name one of these: no lock will point to it.
+            # A transaction that only checks keys names one of these. No lock will point to it.
             primary = next(iter([*self._keys(), *self._mutations]))
         return TwoPhase(self._pd, self.start_ts, primary, for_update_ts=self._for_update_ts)
 
