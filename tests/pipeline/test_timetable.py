@@ -217,7 +217,7 @@ def test_a_sink_that_goes_down_does_not_take_all_workers() -> None:
     assert given == "aabbgg", "the last ones, as many as cores, are for the other address"
 
 
-def test_a_changefeed_with_many_rows_does_not_take_the_last_workers_at_once() -> None:
+def test_a_changefeed_with_many_rows_leaves_the_last_workers_to_others() -> None:
     """It gets as many workers as there is `room`, and is not asked again in between."""
     cores = 8
     table = proven("one", "two", cores=cores)
@@ -257,7 +257,7 @@ def test_an_address_that_gives_no_answer_leaves_workers_to_others() -> None:
     assert table.room("c", 1, CORES) == 0
 
 
-def test_long_pieces_of_some_do_not_keep_the_others_at_their_address_waiting() -> None:
+def test_long_pieces_of_some_do_not_keep_others_at_their_address_waiting() -> None:
     """If two pieces took half a minute, the last workers would be idle, and all others there would wait."""
     table = of_two_addresses()
     table.tick(10.0)
@@ -271,7 +271,7 @@ def test_long_pieces_of_some_do_not_keep_the_others_at_their_address_waiting() -
     assert table.room("c", 1, CORES) == 0
 
 
-def test_an_address_is_silent_from_its_first_delivery_on_and_not_from_its_last_answer() -> None:
+def test_silence_begins_with_the_first_delivery_not_the_last_answer() -> None:
     table = of_two_addresses()
     for name in "ab":
         table.give(name, WorkKind.DELIVER)
