@@ -283,8 +283,8 @@ def abort_on(kafka: str, topic: str, partitions: list[int]) -> None:
     producer.abort_transaction(PATIENCE_S)
 
 
-def resolved_at(ts: int) -> Message:
-    message = encoder(options_for("ticdc-mq")).encode_resolved(ts)
+def resolved_at(ts: int, protocol: str = "ticdc-mq") -> Message:
+    message = encoder(options_for(protocol)).encode_resolved(ts)
     assert message is not None
     return message
 
@@ -296,11 +296,13 @@ def test_a_foreign_write_to_a_new_partition_stops_the_consumer(
     """Nothing of the foreign write counts."""
     parts, topic = bank_parts("open-protocol", CHANGES, 2), new_topic(3)
     source, target = f"kafka://{kafka}/{topic}?protocol=open-protocol", tmp_path / "target"
-    publish(kafka, topic, parts[0])
+    reached = CHANGES[0][0] - 1
+    resolved = resolved_at(reached, "open-protocol")
+    publish(kafka, topic, [*parts[0], *((number, resolved) for number in range(3))])
     reading = Reading(source, target, Mode.TRANSACTION)
-    reading.wait(1)
+    # The topic is applied in more than one step if the machine is slow.
+    reading.wait(reached)
     add_partitions(kafka, topic, 4)
-    reached, resolved = reading.ts, parts[0][-1][1]
     publish(kafka, topic, [(3, resolved)])
     publish(kafka, topic, [(0, resolved)])
     error = reading.ended()
