@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.codec import golden
 from tests.codec.cells import block_of
 from tests.golden_folder import count, names
-from tidegate.dispatcher.split import changes_key, split_block, split_rows
+from tidegate.dispatcher.split import Part, changes_key, key_columns, part_of, split_block, split_rows
 from tidegate.model.row import RowChange
 
 
@@ -26,8 +26,44 @@ def test_golden_rows_that_ticdc_splits_are_split(name: str) -> None:
             count("rows", f"updates {'split' if changes_key(row) else 'left whole'}")
 
 
-def _rows() -> list[RowChange]:
-    case = golden.case("key_uk_notnull")
+@pytest.mark.golden
+@pytest.mark.parametrize("name", names("rows"))
+def test_no_golden_update_changes_an_integer_handle(name: str) -> None:
+    for row in _rows(name):
+        if row.is_update and row.table.pk_is_handle:
+            assert row.old is not None
+            assert row.new is not None
+            assert [row.old[i] == row.new[i] for i in row.table.handle_columns] == [True]
+            count("rows", "updates with the same integer handle")
+
+
+@pytest.mark.parametrize(
+    ("name", "can_change"),
+    [("key_int_signed", False), ("key_int_unsigned", False), ("key_common_general_ci", True)],
+)
+def test_an_update_can_change_a_key_column_unless_it_is_an_integer_handle(
+    name: str, can_change: bool
+) -> None:
+    for table in golden.case(name).tables.values():
+        assert table.handle_columns
+        assert {*table.handle_columns} & {*key_columns(table)} == (
+            {*table.handle_columns} if can_change else set()
+        )
+
+
+def test_a_table_with_an_integer_handle_alone_has_no_halves() -> None:
+    rows = [row for row in _rows("key_int_signed") if row.is_update]
+    assert key_columns(rows[0].table) == ()
+    block = block_of([row for row in rows if row.table is rows[0].table])
+    for part in (Part.SPLIT, Part.UPDATES, Part.WHOLE):
+        assert part_of(block, part) == (block, 0)
+    for part in (Part.OLD_HALVES, Part.NEW_HALVES):
+        found, count = part_of(block, part)
+        assert (len(found), count) == (0, 0)
+
+
+def _rows(name: str = "key_uk_notnull") -> list[RowChange]:
+    case = golden.case(name)
     return [case.row(seq) for seq in case.records]
 
 

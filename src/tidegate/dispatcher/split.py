@@ -28,8 +28,14 @@ KEY_FLAGS: Final = 2 | 16
 
 
 def key_columns(table: TableSchema) -> tuple[int, ...]:
-    """Positions of the columns of any unique key."""
-    return tuple(i for i, flag in enumerate(table.ticdc_flags) if flag & KEY_FLAGS)
+    """Positions of the columns of any unique key whose value an update can change.
+
+    An integer handle is not among them. It is the row's record key, which both images of an update have, and
+    TiDB stores it nowhere else (pingcap/tidb `pkg/table/tables/tables.go`, `CanSkip`). The columns of a
+    common handle are: texts that differ may have the same sort key, and then the same record key.
+    """
+    handle = table.handle_columns if table.pk_is_handle else ()
+    return tuple(i for i, flag in enumerate(table.ticdc_flags) if flag & KEY_FLAGS and i not in handle)
 
 
 def changes_key(row: RowChange) -> bool:
@@ -79,9 +85,10 @@ class Part(StrEnum):
 
 def part_of(block: RowBlock, part: Part) -> tuple[RowBlock, int]:
     """A part of a block, and the number of updates in the block that change a key."""
-    if part is Part.WHOLE:
+    columns = key_columns(block.table)
+    if part is Part.WHOLE or (not columns and part in (Part.SPLIT, Part.UPDATES)):
         return block, 0
-    changed = changed_keys(block, key_columns(block.table))
+    changed = changed_keys(block, columns)
     count = int(changed.sum())
     if part is Part.SPLIT:
         return (_split(block, changed) if count else block), count
