@@ -15,7 +15,7 @@ from tidegate.eventstore.order import Entry, block_of, entries_of, op_class, sor
 from tidegate.eventstore.seek import beyond, place_of
 from tidegate.model.position import Place, Position, Rank
 from tidegate.model.progress import SpanProgress
-from tidegate.pipeline.worker.pieces import Cutter, EncodePiece
+from tidegate.pipeline.worker.pieces import ROW_BYTES, Cutter, EncodePiece, weight
 
 Out = tuple[int, int, str, bytes]
 """A message of an entry: commit ts, start ts, operation, key."""
@@ -176,6 +176,33 @@ def test_the_last_transaction_of_a_block_goes_out_with_it_if_whole(
     found = list(Cutter(reader(entries, block_rows), lambda: 10_000, splits=True).run())
     assert [p.block.num_rows for p in found] == pieces
     assert [entry for p in found for entry in entries_of(p.block)] == entries
+
+
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("budget", [30, 100, 150, 290])
+def test_no_piece_is_larger_than_the_budget_unless_it_is_one_entry(budget: int, splits: bool) -> None:
+    entries = [Entry(ts, ts - 1, 1, b"k%d" % i, b"v", b"") for ts in (5, 6, 7) for i in range(4)]
+    found = [p.block for p in Cutter(reader(entries, 12), lambda: budget, splits=splits).run()]
+    assert [entry for block in found for entry in entries_of(block)] == entries
+    assert all(weight(block) <= budget or block.num_rows == 1 for block in found)
+
+
+def test_a_transaction_that_was_begun_is_always_a_piece_of_its_own() -> None:
+    entries = [Entry(ts, ts - 1, 1, b"k%d" % i, b"v", b"") for ts in (5, 6, 7) for i in range(4)]
+    found = Cutter(reader(entries, 12), lambda: 10_000, splits=True, apart=frozenset({(6, 5)})).run()
+    assert [(p.part, p.block.num_rows) for p in found] == [
+        (Part.SPLIT, 4),
+        (Part.UPDATES, 4),
+        (Part.SPLIT, 4),
+    ]
+
+
+@given(logs, st.integers(0, 40), st.integers(0, 40))
+@settings(max_examples=100, deadline=None)
+def test_a_slice_counts_the_bytes_of_its_own_entries(log: list[Entry], first: int, count: int) -> None:
+    some = log[first : first + count]
+    expected = sum(len(e.key) + len(e.value) + len(e.old_value) + ROW_BYTES for e in some)
+    assert weight(block_of(log).slice(first, count)) == expected
 
 
 @pytest.mark.parametrize("row", range(6))

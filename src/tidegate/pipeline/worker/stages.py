@@ -289,8 +289,9 @@ def _encoded(
     count, values, size = sum(len(one) for one in kept), 0, 0
     for one in kept:
         if isinstance(one, MessageBlock):
-            values += int(np.maximum(one.value_length, 0).sum())
-            size += int(np.maximum(one.value_length, 0).sum() + np.maximum(one.key_length, 0).sum())
+            sent = int(np.maximum(one.value_length, 0).sum())
+            values += sent
+            size += sent + int(np.maximum(one.key_length, 0).sum())
         else:
             # Rows that are not encoded yet have no size of their own; they count by their share of the block.
             values += block.nbytes * len(one) // block.num_rows
