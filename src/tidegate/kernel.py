@@ -241,6 +241,16 @@ equal32 = cast(
 """A bit for each of 32 bytes, as in `below32`: whether its bits under the first number equal the second."""
 
 
+within32 = cast(
+    "Callable[[int, int, int], int]",
+    _marks32(
+        lambda builder, loaded, lanes: builder.icmp_unsigned("<", builder.sub(loaded, lanes[0]), lanes[1]), 2
+    ),
+)
+"""A bit for each of 32 bytes, as in `below32`: whether it is one of as many numbers as the second says, from
+the first on. Bytes are unsigned here."""
+
+
 def _prefetch(typingctx: Typing, addr: types.Type) -> Intrinsic:
     def codegen(context: Compiler, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)

@@ -29,6 +29,9 @@ LONGEST = 75
 """Two wide words of 32 bytes, a word of 8, and some more bytes."""
 SPECIAL = [b'"', b"\\", b"&", b"<", b">", b"\n", b"\x08", b"\x00", b"\x1f", "é".encode(), "数".encode()]
 SPECIAL += ["\u2028".encode(), "😀".encode(), b"\xff", "数".encode()[:2]]
+# The limits of the characters that a kernel takes as they are by their first bytes, and their neighbours.
+SPECIAL += [character.encode() for character in "\x80\u07ff\u0800\u2fff\u3000\ucfff\ud7ff\ue000\uffff"]
+SPECIAL += [b"\xc1\xbf", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xf0\x8f\xbf\xbf", b"\x80", "é数".encode()[:3]]
 PLAIN = b" !#$%'()*+,-./019:;=?@AMZ[]^_`az{|}~\x7f"
 """Among them the neighbours of all characters that need an escape."""
 

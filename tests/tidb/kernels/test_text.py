@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.guarded import Guarded
 from tidegate.errors import Undecodable
 from tidegate.kernel import address, buffer
 from tidegate.tidb.kernels import column as column_kernels
@@ -199,6 +200,17 @@ def test_json_prints_as_the_plain_reader_does(document: object) -> None:
 def test_damaged_utf8_in_json_is_replaced_as_python_replaces_it(strings: list[bytes]) -> None:
     values = [bytes([12, len(string)]) + string for string in strings]
     assert texts_of_bytes(Text.JSON, values) == [json.decode(value) for value in values]
+
+
+def test_a_string_at_the_end_of_memory_prints_as_any_other() -> None:
+    """A kernel reads 8 bytes of a shorter string if its page has them, so nothing after the page is read."""
+    strings = ["x" * size + end for size in range(20) for end in ("", "\n", "é", 'yz"')]
+    values = [json.encode(orjson.dumps(string).decode()) for string in strings]
+    rooms = [Guarded(value) for value in values]
+    sizes = np.array([len(value) for value in values], dtype=np.int32)
+    places = np.array([room.address for room in rooms], dtype=np.int64)
+    found = _run(Text.JSON, places, sizes, JSON_GROWTH * int(sizes.sum()), 0, "")
+    assert found == [json.decode(value) for value in values]
 
 
 def nested(depth: int) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tidegate.kernel import (
     below32,
+    bswap64,
     copy32,
     cttz64,
     equal32,
@@ -19,10 +20,12 @@ from tidegate.kernel import (
     load_u8,
     load_u16,
     load_u32,
+    load_u64,
     store_u8,
     store_u16,
     store_u32,
     store_u64,
+    within32,
 )
 from tidegate.kernel_ascii import (
     BACKSLASH,
@@ -51,7 +54,7 @@ from tidegate.kernel_ascii import (
     UPPER_U,
 )
 from tidegate.tidb.kernels.float import put_float_fixed
-from tidegate.tidb.kernels.json_string import utf8_size
+from tidegate.tidb.kernels.json_string import LEAD_3, LEAD_4, LEAD_MIN, PAGE_OFFSET, utf8_size
 from tidegate.tidb.kernels.text import I64, U64
 
 _HEX: Final = np.frombuffer(b"0123456789abcdef", dtype=np.uint8).copy()
@@ -60,12 +63,16 @@ _B64: Final = np.frombuffer(
 )
 _PAIRS: Final = np.array([int(_B64[i >> 6]) | int(_B64[i & 63]) << 8 for i in range(4096)], dtype=np.uint16)
 _ZERO: Final = U64(0)
-_PAGE_OFFSET: Final = 4095
-"""The bits of an address within a page of memory: the least that processors have."""
+_TWELVE_BITS: Final = U64(0xFFF)
 _AHEAD: Final = 68
 """The most bytes that are read from where 32 bytes of a text are examined: the last of these may begin a
 character of 4 bytes, and 32 bytes behind it are copied.
 """
+_CONTINUES_BITS, _CONTINUES = 0xC0, 0x80
+"""A byte continues a character of UTF-8 if these bits of it are so."""
+_SURE_3, _SURE_3_COUNT, _LATE_3 = 0xE3, 10, 0xEE
+"""The first bytes of characters of 3 bytes that any two further bytes complete, and need no escape: E3 to EC,
+EE and EF."""
 _SINGLE_INFINITE: Final = 0xFF
 """The exponent of NaN and infinities in a 32-bit float."""
 
@@ -122,6 +129,13 @@ _ESCAPED: Final = np.array(
     [short_text(_escaped(byte, std)) for std in (0, 1) for byte in range(NOT_ASCII)], dtype=np.int64
 )
 """`_escaped` of each ASCII byte, a short text: first those of std 0."""
+
+
+_LATIN1: Final = np.array(
+    [short_text(_escaped(byte, 0) if byte < NOT_ASCII else chr(byte).encode()) for byte in range(256)],
+    dtype=np.int64,
+)
+"""Each byte as a character of ISO-8859-1 in a JSON string (easyjson), a short text."""
 
 
 def _quoted(byte: int, std: int) -> bytes:
@@ -184,6 +198,24 @@ def special32(addr: int) -> Any:
 
 
 @inline
+def unless_whole(marks: Any, addr: int, inside: Any) -> Any:
+    """`marks` of 32 bytes without those of characters of two or three bytes, if all that are not ASCII are
+    such, whole, and sure to need no escape.
+
+    `inside`: a bit for each byte that counts. Without a branch: many texts have such characters, and many
+    do not. Left to `put_character`: those of four bytes, and those whose first byte may also begin an
+    overlong form, a surrogate, U+2028 or U+2029 (E0, ED and E2).
+    """
+    high = below32(addr, 0) & inside
+    further = equal32(addr, _CONTINUES_BITS, _CONTINUES) & inside
+    threes = (within32(addr, _SURE_3, _SURE_3_COUNT) | within32(addr, _LATE_3, LEAD_4 - _LATE_3)) & inside
+    leads = (within32(addr, LEAD_MIN, LEAD_3 - LEAD_MIN) & inside) | threes
+    # A character that is cut off wants a byte outside, so the two are not equal.
+    wanted = leads << U64(1) | threes << U64(2)
+    return marks & ~high if (wanted == further) & (leads | further == high) else marks
+
+
+@inline
 def put_character(out: int, addr: int, end: int, std: int) -> tuple[int, int]:
     """The character at `addr` as JSON: (new `out`, bytes read)."""
     byte = I64(load_u8(addr))
@@ -204,12 +236,13 @@ def put_text(out: int, addr: int, size: int, std: int) -> int:
     end = addr + size
     while addr < end:
         # Seldom: near the end of a page, behind which there may be no memory. One character at a time.
-        if addr & _PAGE_OFFSET > _PAGE_OFFSET + 1 - _AHEAD and addr + _AHEAD > end:
+        if addr & PAGE_OFFSET > PAGE_OFFSET + 1 - _AHEAD and addr + _AHEAD > end:
             out, used = put_character(out, addr, end, std)
             addr += used
             continue
         width = min(end - addr, 32)
-        marks = special32(addr) & ((U64(1) << U64(width)) - U64(1))
+        inside = (U64(1) << U64(width)) - U64(1)
+        marks = unless_whole(special32(addr), addr, inside) & inside
         copy32(out, addr)
         while marks != _ZERO:
             clean = I64(cttz64(marks))
@@ -229,15 +262,16 @@ def put_text(out: int, addr: int, size: int, std: int) -> int:
 @inline
 def put_latin1(out: int, addr: int, size: int) -> int:
     """Bytes as ISO-8859-1 text inside a JSON string (easyjson): at most 6 * size bytes."""
+    # No branch for bytes above ASCII: half of random bytes are, which a processor cannot guess.
     for i in range(size):
-        byte = I64(load_u8(addr + i))
-        if byte >= NOT_ASCII:
-            # Both bytes of the character in UTF-8; the lower half of the word is the first one.
-            store_u16(out, 0x80C0 | (byte >> 6) | ((byte & 0x3F) << 8))
-            out += 2
-        else:
-            out = put_short(out, _ESCAPED[byte])
+        out = put_short(out, _LATIN1[I64(load_u8(addr + i))])
     return out
+
+
+@inline
+def digit_pair(word: Any, at: int) -> Any:
+    """The two digits of base64 for the twelve bits of a word from bit `at` on."""
+    return U64(_PAIRS[(word >> U64(at)) & _TWELVE_BITS])
 
 
 @inline
@@ -245,6 +279,14 @@ def put_base64(out: int, addr: int, size: int) -> int:
     """Standard base64 with padding: at most 4 * (size + 2) / 3 bytes."""
     whole = size - size % 3
     at = 0
+    # Six bytes of eight that are loaded at once.
+    while at + 8 <= size:
+        word = bswap64(load_u64(addr + at))
+        left = digit_pair(word, 52) | digit_pair(word, 40) << U64(16)
+        right = digit_pair(word, 28) | digit_pair(word, 16) << U64(16)
+        store_u64(out, left | right << U64(32))
+        out += 8
+        at += 6
     while at < whole:
         # Twelve bits are two digits, which the table gives together.
         high = (I64(load_u8(addr + at)) << 4) | (I64(load_u8(addr + at + 1)) >> 4)
@@ -295,7 +337,13 @@ def put_quoted(out: int, addr: int, size: int, printable: int, std: int) -> int:
     at = 0
     while at < size:
         byte = I64(load_u8(addr + at))
-        used = utf8_size(addr + at, size - at) if byte >= NOT_ASCII else -1
+        # The last byte counts as the one after it: no byte that begins a character continues one.
+        following = I64(load_u8(addr + min(at + 1, size - 1)))
+        used = -1
+        # In random bytes half are not ASCII, which a processor cannot guess, but few of these are followed by
+        # one that continues a character.
+        if (byte >= LEAD_MIN) & (following & _CONTINUES_BITS == _CONTINUES):
+            used = utf8_size(addr + at, size - at)
         # Only one byte of a damaged character is escaped, and the scan continues behind it, as Go does: the
         # bytes after it may be valid.
         if used < 0:

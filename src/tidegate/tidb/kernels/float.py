@@ -27,7 +27,7 @@ from numba.core.typing import Signature
 from numba.core.typing.context import BaseContext as Typing
 from numba.extending import intrinsic
 
-from tidegate.kernel import Intrinsic, Values, inline, store_u8
+from tidegate.kernel import Intrinsic, Values, ctlz64, inline, store_u8
 from tidegate.kernel_ascii import LOWER_E, MINUS, PLUS, POINT, ZERO
 from tidegate.tidb.kernels.text import I64, POWERS_OF_TEN, U64, put_eight, put_i64, put_u64
 
@@ -67,6 +67,9 @@ _TWO: Final = U64(2)
 _FOUR: Final = U64(4)
 _TEN: Final = U64(10)
 _FORTY: Final = U64(40)
+_HUNDRED: Final = U64(100)
+_FOUR_ZEROS: Final = U64(10**4)
+_EIGHT_ZEROS: Final = U64(10**8)
 _THIRTY_TWO: Final = U64(32)
 _FRACTION64: Final = U64((1 << 52) - 1)
 _HIDDEN64: Final = U64(1 << 52)
@@ -150,15 +153,25 @@ def choose(vbl: Any, vb: Any, vbr: Any, even: bool, exponent: int) -> tuple[Any,
 
 
 @inline
+def cut_zeros(digits: Any, exponent: int, power: Any, zeros: int) -> tuple[Any, int]:
+    """Digits without `zeros` zeros at their end if they have so many; `power` is 10**zeros."""
+    rest = digits // power
+    cut = rest * power == digits
+    return (rest if cut else digits), (exponent + zeros if cut else exponent)
+
+
+@inline
 def trimmed(digits: Any, exponent: int) -> tuple[Any, int]:
-    """Digits without trailing zeros, with the exponent increased instead."""
-    while digits != _ZERO:
-        tens = digits // _TEN
-        if tens * _TEN != digits:
-            break
-        digits = tens
-        exponent += 1
-    return digits, exponent
+    """Digits < 10**18 without trailing zeros, with the exponent increased instead."""
+    if digits == _ZERO or digits // _TEN * _TEN != digits:
+        return digits, exponent
+    # Most numbers with a few digits have many zeros here, and a step for each would be slow. After two cuts
+    # of 8 fewer than 8 are left of 17.
+    digits, exponent = cut_zeros(digits, exponent, _EIGHT_ZEROS, 8)
+    digits, exponent = cut_zeros(digits, exponent, _EIGHT_ZEROS, 8)
+    digits, exponent = cut_zeros(digits, exponent, _FOUR_ZEROS, 4)
+    digits, exponent = cut_zeros(digits, exponent, _HUNDRED, 2)
+    return cut_zeros(digits, exponent, _TEN, 1)
 
 
 @inline
@@ -258,10 +271,10 @@ def put_zeros(out: int, count: int) -> int:
 @inline
 def count_digits(digits: Any) -> int:
     """The number of decimal digits of 0 < digits < 10**18."""
-    n = 1
-    while n < 18 and U64(POWERS_OF_TEN[n]) <= digits:
-        n += 1
-    return n
+    # 1233 / 2**12 is just below log10(2), so this is the number of digits of the smallest number with as many
+    # bits, or one less.
+    n = ((64 - I64(ctlz64(digits))) * 1233) >> 12
+    return n + (1 if U64(POWERS_OF_TEN[n]) <= digits else 0)
 
 
 @inline
@@ -275,10 +288,11 @@ def put_fixed(out: int, digits: Any, exponent: int) -> int:
         store_u8(out + 1, POINT)
         return put_u64(put_zeros(out + 2, -exponent - n), digits)
     power = POWERS_OF_TEN[-exponent]
-    whole = I64(digits) // power
-    out = put_u64(out, U64(whole))
+    # Unsigned, because the division of signed numbers has more steps.
+    whole = digits // U64(power)
+    out = put_u64(out, whole)
     store_u8(out, POINT)
-    return put_padded(out + 1, I64(digits) - whole * power, -exponent)
+    return put_padded(out + 1, I64(digits - whole * U64(power)), -exponent)
 
 
 @inline

@@ -44,10 +44,13 @@ _ONES: Final = U64(0x0101010101010101)
 _QUOTES: Final = U64(0x2222222222222222)
 _BACKSLASHES: Final = U64(0x5C5C5C5C5C5C5C5C)
 _SPACES: Final = U64(0x2020202020202020)
+_ALL_BITS: Final = U64(0xFFFFFFFFFFFFFFFF)
+PAGE_OFFSET: Final = 4095
+"""The bits of an address within a page of memory: the least that processors have."""
 
-_LEAD_MIN: Final = 0xC2
-_LEAD_3: Final = 0xE0
-_LEAD_4: Final = 0xF0
+LEAD_MIN: Final = 0xC2
+LEAD_3: Final = 0xE0
+LEAD_4: Final = 0xF0
 _LEAD_MAX: Final = 0xF4
 """The first bytes of UTF-8 characters of more than one byte: the least of all, the least of 3 and of 4 bytes,
 and the greatest of all. Lower ones would begin overlong forms, higher ones numbers above U+10FFFF.
@@ -57,9 +60,9 @@ _NEXT_MIN: Final = 0x80
 _NEXT_MAX: Final = 0xBF
 """The limits of each further byte. Four first bytes narrow those of the second byte."""
 _NEXT_MIN_OF_3: Final = 0xA0
-"""After _LEAD_3: lower ones are overlong forms."""
+"""After LEAD_3: lower ones are overlong forms."""
 _NEXT_MIN_OF_4: Final = 0x90
-"""After _LEAD_4: the same."""
+"""After LEAD_4: the same."""
 _NEXT_MAX_OF_SURROGATES: Final = 0x9F
 """After _LEAD_SURROGATES: higher ones are surrogates."""
 _NEXT_MAX_OF_LAST: Final = 0x8F
@@ -85,18 +88,18 @@ def utf8_size(addr: int, room: int) -> int:
     and the Unicode standard (3.9, "maximal subpart") count it so for replacement.
     """
     lead = I64(load_u8(addr))
-    if lead < _LEAD_MIN or lead > _LEAD_MAX:
+    if lead < LEAD_MIN or lead > _LEAD_MAX:
         return -1
-    size = 2 if lead < _LEAD_3 else (3 if lead < _LEAD_4 else 4)
+    size = 2 if lead < LEAD_3 else (3 if lead < LEAD_4 else 4)
     # Some first bytes restrict the second one. Otherwise overlong forms, surrogates and numbers above
     # U+10FFFF would pass.
     low = _NEXT_MIN
     high = _NEXT_MAX
-    if lead == _LEAD_3:
+    if lead == LEAD_3:
         low = _NEXT_MIN_OF_3
     elif lead == _LEAD_SURROGATES:
         high = _NEXT_MAX_OF_SURROGATES
-    elif lead == _LEAD_4:
+    elif lead == LEAD_4:
         low = _NEXT_MIN_OF_4
     elif lead == _LEAD_MAX:
         high = _NEXT_MAX_OF_LAST
@@ -158,18 +161,25 @@ def put_quoted(out: int, addr: int, size: int) -> int:
     """Write a string in quotes; control characters, quotes, backslashes and U+2028/9 are escaped.
 
     A damaged character becomes U+FFFD. At most 6 * size + 2 bytes. Nothing else is escaped: this is TiDB's
-    JSON, not Go's.
+    JSON, not Go's. Up to 7 bytes after the string may be read, which do not count, but only of a page that
+    has a byte of it.
     """
     store_u8(out, QUOTE)
     out += 1
     at = 0
     while at < size:
-        if at + 8 <= size:
+        rest = size - at
+        # The last bytes have no loop, because a processor cannot guess a number that differs from value to
+        # value. Seldom they are near the end of a page, behind which there may be no memory.
+        if rest >= 8 or (addr + at) & PAGE_OFFSET <= PAGE_OFFSET - 7:
             word = load_i64(addr + at)
-            if plain_eight(word):
+            width = min(rest, 8)
+            # Two shifts, because one by 64 bits is undefined. Bytes behind the string count as spaces.
+            behind = (_ALL_BITS << U64(8 * width - 8)) << U64(8)
+            if plain_eight(I64((U64(word) & ~behind) | (_SPACES & behind))):
                 store_u64(out, word)
-                out += 8
-                at += 8
+                out += width
+                at += width
                 continue
         byte = I64(load_u8(addr + at))
         if byte < 0x80:

@@ -37,7 +37,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from tidegate.kernel import cttz64, inline, load_u8, load_u32, store_u8, store_u16, store_u64
+from tidegate.kernel import bswap64, cttz64, inline, load_u8, load_u32, store_u8, store_u16, store_u64
 from tidegate.kernel_ascii import COLON, MINUS, POINT, SPACE, TWO_ZEROS, ZERO
 from tidegate.tidb.kernels.packed_time import (
     CLOCK_AT,
@@ -143,13 +143,12 @@ def put_u64(out: int, value: Any) -> int:
 @inline
 def put_i64(out: int, value: int) -> int:
     """An int64 as decimal digits with a minus sign if negative: at most 20 bytes."""
-    magnitude = U64(value)
-    if value < 0:
-        store_u8(out, MINUS)
-        out += 1
-        # Unsigned, because -2**63 has no positive counterpart.
-        magnitude = U64(0) - magnitude
-    return put_u64(out, magnitude)
+    # All ones for a negative number. Signs differ from value to value, so they have no branch: the sign is
+    # written in any case, and the first digit replaces the one that does not count.
+    sign = value >> 63
+    store_u8(out, MINUS)
+    # Unsigned, because -2**63 has no positive counterpart.
+    return put_u64(out - sign, (U64(value) ^ U64(sign)) - U64(sign))
 
 
 @inline
@@ -185,25 +184,38 @@ def decimal_size(precision: int, frac: int) -> int:
 
 
 @inline
-def load_word(addr: int, size: int) -> int:
-    """A big-endian unsigned word of 0..4 bytes."""
-    if size == 4:
-        word = I64(load_u32(addr))
-        return ((word & 0xFF) << 24) | ((word & 0xFF00) << 8) | ((word >> 8) & 0xFF00) | (word >> 24)
-    word = 0
-    for i in range(size):
-        word = (word << 8) | load_u8(addr + i)
-    return word
+def decimal_word(digits: int, at: int, size: int, flip: int) -> int:
+    """The word of `size` bytes, 0 to 4, at offset `at` of the digits; `flip` is -1 for a negative number,
+    else 0.
+    """
+    end = digits + at + size
+    # Four bytes that end with the word, because sizes differ from column to column. The head comes before the
+    # digits, so only the first word can be too short for that.
+    if at + size >= 4 - DECIMAL_HEAD:
+        word = I64(bswap64(load_u32(end - 4)) >> U64(32))
+    else:
+        word = I64(load_u8(digits)) if size > 0 else 0
+    # The first bit of the digits is inverted, so that the bytes of decimals sort as the numbers do.
+    if at == 0:
+        word ^= (DECIMAL_PLUS << (8 * size)) >> 8
+    return (word ^ flip) & ((1 << (8 * size)) - 1)
 
 
 @inline
-def decimal_word(digits: int, at: int, size: int, flip: int) -> int:
-    """The word of `size` bytes at offset `at` of the digits; `flip` is -1 for a negative number, else 0."""
-    word = load_word(digits + at, size)
-    # The first bit of the digits is inverted, so that the bytes of decimals sort as the numbers do.
-    if at == 0 and size > 0:
-        word ^= DECIMAL_PLUS << (8 * size - 8)
-    return (word ^ flip) & ((1 << (8 * size)) - 1)
+def put_more(out: int, word: int, start: int) -> int:
+    """The 9 digits of a word, without leading zeros if the number has no digit yet, that is `out` is `start`.
+
+    At most 9 bytes. It has no branch, because the first word with digits differs from value to value.
+    """
+    high = word // 10
+    eight = eight_digits(high)
+    # Eight zeros give 8 here, and the shift by 64 bits becomes one by 0: the last digit replaces its result.
+    zeros = I64(cttz64(eight) >> U64(3)) if out == start else 0
+    store_u64(out, (eight | _ASCII_ZEROS) >> U64((8 * zeros) & 63))
+    last = word - high * 10
+    store_u8(out + 8 - zeros, ZERO + last)
+    # A word of 0 has no digit at all.
+    return out + 9 - zeros - (1 if (out == start) & (word == 0) else 0)
 
 
 @inline
@@ -216,11 +228,11 @@ def put_decimal(out: int, addr: int, length: int) -> int:
     frac = I64(load_u8(addr + DECIMAL_FRAC_AT))
     integer = I64(load_u8(addr)) - frac
     digits = addr + DECIMAL_HEAD
-    flip = -1 if load_u8(digits) & DECIMAL_PLUS == 0 else 0
+    # Signs differ from value to value, so they have no branch: what follows replaces the one too many.
+    flip = (I64(load_u8(digits)) >> 7) - 1
     first = out
-    if flip != 0:
-        store_u8(out, MINUS)
-        out += 1
+    store_u8(out, MINUS)
+    out -= flip
     start = out
     at = 0
     seen = 0
@@ -228,20 +240,17 @@ def put_decimal(out: int, addr: int, length: int) -> int:
     if lead > 0:
         at = BYTES_OF_DIGITS[lead]
         seen = decimal_word(digits, 0, at, flip)
-        if seen != 0:
-            out = put_small(out, seen)
+        after = put_small(out, seen)
+        out = after if seen != 0 else out
     for _ in range(integer // 9):
         word = decimal_word(digits, at, 4, flip)
         at += 4
         seen |= word
         # Leading zeros have no text; from the first digit on each word has all nine.
-        if out > start:
-            out = put_nine(out, word)
-        elif word != 0:
-            out = put_u64(out, U64(word))
-    if out == start:
-        store_u8(out, ZERO)
-        out += 1
+        out = put_more(out, word, start)
+    # Written in any case, and replaced by what follows unless there is no digit before the point.
+    store_u8(out, ZERO)
+    out += 1 if out == start else 0
     if frac > 0:
         store_u8(out, POINT)
         out += 1
@@ -259,7 +268,7 @@ def put_decimal(out: int, addr: int, length: int) -> int:
             out += tail
     # The sign is written before it is known whether all digits are zero. If they are, the text moves over
     # it.
-    if flip != 0 and seen == 0:
+    if (flip != 0) & (seen == 0):
         for addr in range(first, out):
             store_u8(addr, load_u8(addr + 1))
         out -= 1
