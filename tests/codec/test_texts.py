@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.guarded import Guarded
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.kernel import PAD
+from tidegate.model.cells import Extent
 from tidegate.model.row import RowChange
 from tidegate.tidb.table_info import table_schema
 
@@ -71,11 +73,12 @@ def test_a_text_at_the_end_of_memory_is_written_as_any_other(protocol: str) -> N
     assert [one for _, one in messages_of(found)] == encoder(options).encode_rows(rows, BUILD_MS)
 
 
-def test_nothing_is_written_behind_a_buffer_whatever_its_size() -> None:
+@pytest.mark.parametrize("extent", [None, Extent(100, 0)], ids=["unknown", "known"])
+def test_nothing_is_written_behind_a_buffer_whatever_its_size(extent: Extent | None) -> None:
     """The kernel asks first whether the largest texts of the block fit, and only then those of the row."""
     options, zeros = codec_options({"protocol": "canal-json"}), np.zeros(20, dtype=np.int32)
     rows = [RowChange(TABLE, 9, 8, 100, i, (i, b"<" * 100), (i, b"<" * 100)) for i in range(20)]
-    block, wanted = block_of(rows), encoder(options).encode_rows(rows, BUILD_MS)
+    block, wanted = replace(block_of(rows), extent=extent), encoder(options).encode_rows(rows, BUILD_MS)
     memory = np.full(1 << 16, 7, dtype=np.uint8)
     for size in range(PAD, 1 << 15, 61):
         found = encode_block(block, zeros, options, BUILD_MS, lambda asked, size=size: memory[:size])

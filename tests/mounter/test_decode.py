@@ -7,13 +7,14 @@ import json
 from dataclasses import replace
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from tests.golden_folder import count
 from tests.mounter.golden_rows import CASES, GoldenRow, OneTable, block_of, golden_rows, store_of
 from tidegate.model.block import OP_DELETE, OP_PUT
-from tidegate.model.cells import RowBlock
+from tidegate.model.cells import DELETE, INSERT, RowBlock
 from tidegate.model.row import RowChange
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.mounter import decode_plan
@@ -68,6 +69,36 @@ def test_golden_rows_mount_as_the_plain_mounter_mounts_them(case: str, zone: str
     plain = [mount_row(row.entry, row.table, ZoneInfo(zone)) for row in rows]
     assert_same(in_block_order(blocks, ZoneInfo(zone)), plain)
     count("rows", f"row changes, kernels as the plain mounter in {zone}", len(rows))
+
+
+def assert_within_extent(block: RowBlock) -> None:
+    assert block.extent is not None
+    for image, without in ((block.new, DELETE), (block.old, INSERT)):
+        sizes = image.sizes[block.op != without, : len(block.table.columns)]
+        assert (np.maximum(sizes, 0).sum(axis=1) <= block.extent.largest).all()
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("case", CASES)
+def test_no_image_has_more_bytes_than_its_block_says(case: str) -> None:
+    """Encoders write without a look at the sizes of a row if that many bytes fit."""
+    for block in mounted(golden_rows(case))[0]:
+        assert_within_extent(block)
+
+
+def test_a_long_default_counts_among_the_bytes_of_an_image() -> None:
+    columns = [
+        {
+            "id": number, "name": {"O": name}, "offset": number - 1, "state": 5, "origin_default": default,
+            "type": {"Tp": code, "Flag": flag, "Flen": 900, "Decimal": 0, "Charset": "utf8", "Elems": None},
+        }
+        for number, (name, code, flag, default) in enumerate([("id", 8, 3, None), ("t", 15, 1, "x" * 800)], 1)
+    ]  # fmt: skip
+    table = table_schema("db", {"id": 7, "name": {"O": "t"}, "pk_is_handle": True, "cols": columns}, 1)
+    entry = Entry(101, 99, OP_PUT, keys.int_record(7, 5), row.encode_v2([]), b"")
+    (block,), _ = mount(block_of([entry]), OneTable({7: [(0, table)]}), ALL)
+    assert [change.new for change in rows_of(block)] == [(5, b"x" * 800)]
+    assert_within_extent(block)
 
 
 def test_many_tables_in_one_block_come_out_one_block_per_table_version() -> None:

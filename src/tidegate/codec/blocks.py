@@ -176,8 +176,7 @@ class _Encoding:
     def _first_buffer(self, bound: Bound, workspace: Workspace) -> tuple[Bytes, Bytes]:
         """A buffer for the expected text of this block, and scratch memory for its largest value."""
         plan, rows, job = self._plan, len(self._block), bound.job
-        variable = kernels.measure(bound.job_at)
-        largest = int(job[job_kernels.J_NEED // 8])
+        largest, variable = self._sizes(bound)
         needed, scratch = 24 * largest + _SCRATCH_SLACK, workspace.scratch
         if (plan.json_columns or len(plan.variables) > 1) and needed > SCRATCH_BYTES:
             scratch = buffer(needed)
@@ -193,6 +192,19 @@ class _Encoding:
         job[job_kernels.J_DATA // 8], job[job_kernels.J_OUT // 8] = address(data), keys
         job[job_kernels.J_ROOM // 8] = len(data) - PAD
         return data, scratch
+
+    def _sizes(self, bound: Bound) -> tuple[int, int]:
+        """At least the bytes of the block's largest value, and about those of all values of variable size.
+
+        The job gets what the values of a row can become.
+        """
+        extent, job = self._block.extent, bound.job
+        if extent is None:
+            variable = kernels.measure(bound.job_at)
+            return int(job[job_kernels.J_NEED // 8]), variable
+        # Whichever columns have the bytes of an image, none of them grows more than the one that grows most.
+        job[job_kernels.J_MOST_VARIABLE // 8] = 2 * self._plan.most_growth * extent.largest
+        return extent.largest, extent.total
 
 
 def _grown(job: Int64s, data: Bytes) -> Bytes:

@@ -138,6 +138,8 @@ class EncodePlan:
     """For each operation, the expected size of the same parts, to size the buffer."""
     variables: Int64s
     """The number of columns of variable size, then (column, growth) of each."""
+    most_growth: int
+    """The largest of these growths, 0 if there is none."""
     quoted: bool
     """Whether Go's table of printable characters is needed."""
     json_columns: bool
@@ -369,6 +371,7 @@ class Writer:
             most_fixed=max(fixed),
             typical=np.array([_typical(part) + own for part in parts], dtype=np.int64),
             variables=np.array([len(growing), *(word for pair in growing for word in pair)], dtype=np.int64),
+            most_growth=max((growth for _, growth in growing), default=0),
             quoted=piece_kernels.QUOTED in forms,
             start_ts=bool((pieces[:, piece_kernels.P_FORM // 8] == piece_kernels.START_TS).any()),
             row_keys=bool((pieces[:, piece_kernels.P_FORM // 8] == piece_kernels.ROW_KEY).any()),

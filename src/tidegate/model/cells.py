@@ -52,6 +52,16 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """How many bytes the values of rows have, known before any cell is looked at."""
+
+    largest: int
+    """No image of any row has more bytes in all its cells together."""
+    total: int
+    """About the bytes of all rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class RowBlock:
     """Decoded changes of one version of one table, in the order of the entries they came from."""
 
@@ -76,6 +86,8 @@ class RowBlock:
     """CHECKSUM[n] for a protocol that sends checksums; None: no row has one, and no memory is used."""
     row_keys: npt.NDArray[np.int64] | None = None
     """int64[n, 2] for a protocol that sends row keys: address and size of each row's key in TiKV."""
+    extent: Extent | None = None
+    """None: unknown, so that an encoder adds up the sizes of the cells."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -83,6 +95,10 @@ class RowBlock:
 
 def take(block: RowBlock, rows: npt.NDArray[np.int64], op: npt.NDArray[np.uint8] | None = None) -> RowBlock:
     """The rows numbered in `rows`, in that order. A row may occur twice; `op` replaces the operations."""
+    extent = block.extent
+    if extent is not None:
+        # Rows differ, but the total is only a guess.
+        extent = replace(extent, total=extent.total * len(rows) // max(len(block), 1))
     return replace(
         block,
         op=block.op[rows] if op is None else op,
@@ -95,6 +111,7 @@ def take(block: RowBlock, rows: npt.NDArray[np.int64], op: npt.NDArray[np.uint8]
         old=Image(block.old.words[rows], block.old.sizes[rows]),
         checksums=None if block.checksums is None else block.checksums[rows],
         row_keys=None if block.row_keys is None else block.row_keys[rows],
+        extent=extent,
     )
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.errors import Undecodable
 from tidegate.kernel import PAD, address, buffer
-from tidegate.model.cells import NULL, Image, RowBlock, Taken, stride_for, take
+from tidegate.model.cells import NULL, Extent, Image, RowBlock, Taken, stride_for, take
 from tidegate.model.schema import TableSchema
 from tidegate.mounter.decode_plan import FORMS, POINTERS, BytePool, DecodePlan, plan_of
 from tidegate.mounter.mounter import Entry, mount_row
@@ -286,6 +286,8 @@ def decode_group(
     # Cells point into all three: to values, to the plan's defaults, and to the columns of keys that the
     # kernel has decoded.
     owners: tuple[Any, ...] = (block, plan, free)
+    # An image has each default at most once.
+    largest = int(context[row_context.CONTEXT_LONGEST // 8]) + len(plan.defaults)
     group = RowBlock(
         table=table,
         op=ops,
@@ -298,6 +300,7 @@ def decode_group(
         old=old,
         owners=owners,
         row_keys=_row_keys(block, rows) if options.row_keys else None,
+        extent=Extent(largest, int(context[row_context.CONTEXT_TOTAL // 8])),
     )
     return _decode_refused(group, faults, options, failed) if refused else group
 
@@ -378,7 +381,8 @@ def _decode_refused(
         points = length != NULL and FORMS[group.table.columns[c].kind] in POINTERS
         image.words[at, c] = word + base if points else word
         image.sizes[at, c] = length
-    return replace(take(group, np.flatnonzero(keep)), owners=(*group.owners, data))
+    # The plain path need not give as many bytes as the kernel would.
+    return replace(take(group, np.flatnonzero(keep)), owners=(*group.owners, data), extent=None)
 
 
 def _plain_cells(

@@ -40,7 +40,9 @@ from tidegate.tidb.kernels.row_context import (
     CONTEXT_INT_HANDLE,
     CONTEXT_KEY,
     CONTEXT_KEY_SIZE,
+    CONTEXT_LONGEST,
     CONTEXT_READY,
+    CONTEXT_TOTAL,
     CONTEXT_WORDS,
     DATUM_FAULT,
     FAULT_IMAGE_AT,
@@ -156,11 +158,14 @@ def decode_rows(
     rows: int64[row_count], positions in the block. free: at least as many bytes as the keys of these rows
     have, and the pad, for strings of common handles. context: int64[CONTEXT_WORDS].
 
-    Reads the block's keys and values. Writes as `Decoded` says, and `free`. Bound: each load is preceded by a
-    proof of its bounds. Twin: `tidegate.tidb.record.decode`. Trick: rows with small column ids find their
-    columns by a table of 256 bytes, without a branch that differs from row to row.
+    Reads the block's keys and values. Writes as `Decoded` says, `free`, and two sizes in the context. Bound:
+    each load is preceded by a proof of its bounds. Twin: `tidegate.tidb.record.decode`. Trick: rows with
+    small column ids find their columns by a table of 256 bytes, without a branch that differs from row to
+    row.
     """
     unusable = 0
+    longest = 0
+    total = 0
     store_u64(context + CONTEXT_DATUMS, table.datums)
     store_u64(context + CONTEXT_FREE, free)
     index_lines(table, context)
@@ -181,6 +186,9 @@ def decode_rows(
             wrong = HEADER_FAULT
         key, key_end = load_bounds(block.key_ends, row)
         key_size = key_end - key
+        # A column that the value lacks may be in the key.
+        longest = max(longest, max(size, old_size) + key_size)
+        total += size + old_size
         store_u64(context + CONTEXT_KEY, block.keys + key + HANDLE_AT)
         store_u64(context + CONTEXT_KEY_SIZE, key_size - HANDLE_AT)
         store_u64(context + CONTEXT_INT_HANDLE, load_i64(block.int_handles + 8 * row))
@@ -218,6 +226,8 @@ def decode_rows(
         store_u64(out.faults + 8 * i, wrong)
         if wrong != 0 or op == NO_IMAGE:
             unusable += 1
+    store_u64(context + CONTEXT_LONGEST, longest)
+    store_u64(context + CONTEXT_TOTAL, total)
     return unusable
 
 

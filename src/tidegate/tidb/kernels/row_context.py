@@ -105,10 +105,13 @@ CONTEXT: Final = Layout(
     ready=signed("1: the common handle is decoded"),
     free=pointer("where strings of common handles go"),
     int_handle=signed("the integer handle"),
+    longest=signed("after the call: of the values of an image and the row's key together, the most", "bytes"),
+    total=signed("after the call: of all values", "bytes"),
 )  # fmt: skip
-CONTEXT_KEY, CONTEXT_KEY_SIZE, CONTEXT_DATUMS, CONTEXT_READY, CONTEXT_FREE, CONTEXT_INT_HANDLE = (
-    CONTEXT.offsets()
-)
+(
+    CONTEXT_KEY, CONTEXT_KEY_SIZE, CONTEXT_DATUMS, CONTEXT_READY, CONTEXT_FREE, CONTEXT_INT_HANDLE,
+    CONTEXT_LONGEST, CONTEXT_TOTAL,
+) = CONTEXT.offsets()  # fmt: skip
 HANDLE_WORDS: Final = CONTEXT.size
 HANDLE_SIZES: Final = HANDLE_WORDS + 8 * MAX_HANDLE_DATUMS
 LINES_AT: Final = HANDLE_SIZES + 8 * MAX_HANDLE_DATUMS
