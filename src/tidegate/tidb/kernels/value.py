@@ -193,12 +193,10 @@ def packed_ok(packed: int, zoned: bool) -> bool:
 
 @inline
 def integer_ok(form: int, word: int) -> bool:
-    """Whether an integer is a valid value for a column of that form."""
-    if form in (SIGNED, UNSIGNED):
-        return True
+    """Whether an integer is a valid value for a column of that form; for BYTES any is."""
     if form in (PACKED, PACKED_ZONED):
         return packed_ok(word, form == PACKED_ZONED)
-    return -_LONGEST_TIME <= word <= _LONGEST_TIME
+    return form != NANOSECONDS or -_LONGEST_TIME <= word <= _LONGEST_TIME
 
 
 @inline
@@ -232,7 +230,8 @@ def load_integer(form: int, end: int, size: int) -> int:
     before `end`, which are always readable because a row has a header, and shifts them.
     """
     word = load_u64(end - 8)
-    shift = 64 - 8 * size
+    # The same for these sizes. Any other gives a number without a meaning, but never an undefined shift.
+    shift = (64 - 8 * size) & 63
     signed = I64(word) >> shift
     unsigned = I64(word >> U64(shift))
     return signed if form <= NANOSECONDS else unsigned
@@ -247,14 +246,15 @@ def decode_value(entry: int, addr: int, size: int, cells: RowCells, stack: int) 
     """
     form = load_i64(entry + PLAN_FORM)
     cell = load_i64(entry + PLAN_CELL)
-    if form < BYTES:
-        # The size is compared first, so the shift is defined.
-        if size > 8 or (_INTEGER_SIZES >> size) & 1 == 0:
-            return False
-        word = load_integer(form, addr + size, size)
+    if form <= BYTES:
+        # No branch between numbers and bytes. Which columns are NULL differs from row to row, so a processor
+        # cannot guess the form of the next value.
+        is_bytes = form == BYTES
+        number = load_integer(form, addr + size, size)
         # Written before it is checked: the cells of a row with a fault are not used.
-        put_cell(cells, cell, word, 0)
-        return integer_ok(form, word)
+        put_cell(cells, cell, addr if is_bytes else number, size if is_bytes else 0)
+        whole = (_INTEGER_SIZES >> min(size, 63)) & 1 != 0
+        return bool((is_bytes | whole) and integer_ok(form, number))
     if form == FLOAT:
         if size != 8:
             return False
