@@ -289,10 +289,13 @@ class Run:
             load_s = sizes.seconds + REACTION_S
             settings = {"initial_load": True, "load_rows_per_second": max(1, round(rows / load_s))}
             product.create_feed(sizes.loaded, settings=settings, patience_s=limit.left_s)
-            figures.add("reaction_p99_ms", lags(reader, REACTION_S, limit)[0]["p99_ms"])
+            reaction, _ = lags(reader, REACTION_S, limit)
+            figures.add("reaction_p99_ms", reaction["p99_ms"])
+            figures.add("reaction_p99_by_s", reaction["p99_by_s"])
             found, a_second = lags(reader, sizes.seconds, limit)
             self._add_lags(found)
             figures.add("rows_per_s", a_second)
+            figures.add("rows_loaded", product.rows_loaded(sizes.loaded))
             if before := figures.get("active", "p99_ms"):
                 figures.add("times", round(found["p99_ms"] / before, 2))
             self._add_used(meter)
@@ -334,8 +337,8 @@ class Run:
             if rows:
                 self._figures.add("first_row_s", sorted(rows)[len(rows) // 2])
 
-    def _add_lags(self, found: dict[str, int]) -> None:
-        for name in ("p50_ms", "p99_ms", "max_ms"):
+    def _add_lags(self, found: dict[str, Any]) -> None:
+        for name in ("p50_ms", "p99_ms", "max_ms", "p99_by_s"):
             self._figures.add(name, found[name])
 
     def _add_used(self, meter: Meter) -> None:

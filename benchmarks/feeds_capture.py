@@ -124,6 +124,12 @@ class Feeds(Many):
         finally:
             creation.is_given_up = True
 
+    def rows_loaded(self, number: int) -> int:
+        """How many rows the initial load of a changefeed has delivered so far."""
+        url = f"http://{self.address}/api/v2/changefeeds/f{number}"
+        found = httpx.get(url, timeout=60, trust_env=False).json()["tidegate"]["initial_load"]
+        return int(found["rows"])
+
     def pieces(self) -> float:
         """How many pieces of work all changefeeds together have delivered so far."""
         text = httpx.get(f"http://{self.address}/metrics", timeout=60, trust_env=False).text
@@ -368,14 +374,20 @@ def settle(reader: Reader, at_most_s: float, limit: Limit) -> str:
             return f"the lag was still falling after {took_s:.0f} s"
 
 
-def lags(reader: Reader, seconds: float, limit: Limit) -> tuple[dict[str, int], float]:
-    """The lag from commit to readable of rows that arrive within `seconds`, and their number per second."""
+def lags(reader: Reader, seconds: float, limit: Limit) -> tuple[dict[str, Any], float]:
+    """The lag from commit to readable of rows that arrive within `seconds`, and their number per second.
+
+    `p99_by_s`: that of the rows of each second, in ms; 0: none has arrived.
+    """
     first, began = len(reader.arrived), time.monotonic()
     time.sleep(min(seconds, limit.left_s))
     kept = np.array(reader.lags[first : len(reader.arrived)])
     if len(kept) == 0:
         raise TimeoutError("no row was read")
-    return percentiles(kept), round(len(kept) / (time.monotonic() - began))
+    took_s, at = time.monotonic() - began, np.array(reader.arrived[first : first + len(kept)]) - began
+    each = (kept[(at >= second) & (at < second + 1)] for second in range(round(took_s)))
+    by_second = [round(float(np.percentile(some, 99))) if len(some) else 0 for some in each]
+    return {**percentiles(kept), "p99_by_s": by_second}, round(len(kept) / took_s)
 
 
 def first_row_s(product: Feeds, bootstrap: str, number: int, limit: Limit) -> tuple[float, float]:
