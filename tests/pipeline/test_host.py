@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
 import threading
 import time
@@ -22,9 +23,9 @@ from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.ipc import FramedSocket, framed, socket_name
-from tidegate.model.reports import Durable, Failed, Started, Working
+from tidegate.model.reports import Durable, Failed, Loaded, LoadState, Started, Working
 from tidegate.pipeline.exchange import pace
-from tidegate.pipeline.exchange.beats import Beats
+from tidegate.pipeline.exchange.beats import Beats, read_beats
 from tidegate.pipeline.exchange.feed import Bounds, FeedSpec
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.exchange.work import (
@@ -40,12 +41,14 @@ from tidegate.pipeline.exchange.work import (
 from tidegate.pipeline.host import connected_worker as worker_module
 from tidegate.pipeline.host import incarnation as incarnation_module
 from tidegate.pipeline.host import incarnations as incarnations_module
-from tidegate.pipeline.host import signs_of_life, supply, timetable
+from tidegate.pipeline.host import load_throttle, signs_of_life, supply, timetable
 from tidegate.pipeline.host.backlog import Backlog
+from tidegate.pipeline.host.cpu_wait import CpuWait
 from tidegate.pipeline.host.failures import failure
 from tidegate.pipeline.host.host import Host
 from tidegate.pipeline.host.incarnation import Incarnation
 from tidegate.pipeline.host.jobs import LocalJobs
+from tidegate.pipeline.host.load_throttle import SHORT_S, CpuTime
 from tidegate.pipeline.host.processes import Process
 from tidegate.pipeline.worker.worker import failed
 
@@ -843,6 +846,54 @@ def test_a_load_that_waits_for_a_worker_ends_with_its_incarnation(
     assert ended.is_set(), "its thread may read the changefeed's files until then"
     with pytest.raises(Fenced, match="is over"):
         hosted.host._requests.ask(one.one, Load(one.path, "pd", 1, (), 0, 0))
+
+
+def test_a_load_makes_way_for_changefeeds_with_rows(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pieces are short then, and it does not count as hung while it pauses."""
+    loading, live = hosted.feed("one"), hosted.feed("two")
+    loading.one.spec = replace(loading.spec, loads=True)
+    throttle, looked = hosted.host._requests.throttle, threading.Event()
+    pieces: queue.SimpleQueue[Load] = queue.SimpleQueue()
+
+    class Loads:
+        def __init__(self, spec: Any, cores: int, ask: Callable[[Load], Any], send: Any) -> None:
+            self._ask, self._send = ask, send
+
+        def run(self, loaded: Any) -> None:
+            for _ in range(2):
+                self._ask(Load(loading.path, "pd", 1, (), 0, 0))
+                self._send(Loaded(LoadState(2, 1), {}))
+
+    def load(piece: Load) -> list[LoadReport]:
+        pieces.put(piece)
+        return []
+
+    monkeypatch.setattr(incarnations_module, "InitialLoad", Loads)
+    monkeypatch.setattr(load_throttle, "LIVE_S", WAIT_S)
+    # Threads wait for cores, also if nothing else runs on this machine.
+    monkeypatch.setattr(CpuWait, "look", lambda *_: looked.set() or CpuTime(1.0, 1000.0))
+    monkeypatch.setattr(throttle, "ended", lambda now, _: setattr(throttle, "_begins_at", now + WAIT_S))
+    hosted.start(done, load=load)
+    hosted.host.begin(live.one)
+    live.bound(MIDDLE)
+    live.wait(lambda reported: bool(reported))
+    with hosted.host._threads.changed:
+        throttle.look(time.monotonic() - load_throttle.LOOK_S, CpuTime(1.0, 1000.0))
+    hosted.host.begin(loading.one)
+    assert pieces.get(timeout=WAIT_S).cpu_s == SHORT_S
+    assert looked.wait(WAIT_S)
+    beats = sum(read_beats(loading.spec.beats_dir).values())
+    end = time.monotonic() + WAIT_S
+    while sum(read_beats(loading.spec.beats_dir).values()) == beats and time.monotonic() < end:
+        time.sleep(0.02)
+    assert sum(read_beats(loading.spec.beats_dir).values()) != beats
+    live.bound(UPTO)
+    live.wait(live.is_delivered)
+    assert pieces.empty(), "it pauses"
+    (report,) = (each for each in loading.messages if isinstance(each, Loaded))
+    assert report.state.slowed == 1, "and its progress says why"
+    monkeypatch.setattr(throttle, "may_begin", lambda now, out: True)
+    assert pieces.get(timeout=WAIT_S).cpu_s == SHORT_S
 
 
 def test_what_cannot_be_seen_of_one_changefeed_ends_it_alone(hosted: Hosted) -> None:

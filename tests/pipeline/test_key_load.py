@@ -98,7 +98,7 @@ class KeyFeed:
 def run(path: str, pd: PdClient, plan: LoadPlan, queue: LoadQueue, rows: int = 0) -> list[LoadReport]:
     """One task with all that is left."""
     share = queue.take(1)
-    reports = load(Load(path, pd.address, plan.ts, tuple(share), rows, 0, Lease(0, 1)))
+    reports = load(Load(path, pd.address, plan.ts, tuple(share), rows, 0, Lease(0, 1), cpu_s=600))
     queue.settle([(one.report.span, one.rows, one.left_from) for one in reports], share)
     return reports
 

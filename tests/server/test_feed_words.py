@@ -58,6 +58,8 @@ def test_history_is_shown_as_lost_only_below_the_safe_point() -> None:
     assert words_of_history(80, History(80, 80)) == ""
     assert words_of_history(70, History(70, MAX)) == "", "PD has not said any"
     assert words_of_load(LoadState(ranges=5, done=2)) == "initial load: 2 of 5 ranges"
+    slowed = words_of_load(LoadState(ranges=5, done=2, slowed=1))
+    assert slowed == "initial load: 2 of 5 ranges, slower because changefeeds with rows come first"
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,14 @@ def pages(
     *,
     rows_max: int = 0,
     bytes_max: int = 0,
+    page_rows: int = ROWS_MAX,
     weigh: Callable[[pa.RecordBatch], int] = lambda page: page.nbytes,
 ) -> Iterator[pa.RecordBatch]:
     """The pairs of a span in key order as batches of PAGE_SCHEMA; none is empty. Raises as `Snapshot.scan`.
 
     `rows_max`, `bytes_max`: how many rows and bytes the caller will take, if it knows; 0: all. More than
-    that is fetched only when it is asked for. `weigh`: the bytes of a page as the caller counts them. Nothing
-    else may use the snapshot meanwhile.
+    that is fetched only when it is asked for. `page_rows`: the most rows of a page. `weigh`: the bytes of a
+    page as the caller counts them. Nothing else may use the snapshot meanwhile.
     """
     rows_left, bytes_left = rows_max or sys.maxsize, bytes_max or sys.maxsize
     # One page ahead and no more, so two pages bound the memory.
@@ -68,7 +69,7 @@ def pages(
                 fitting = PAGE_BYTES * page.num_rows // size
                 # At most four times as many: the estimate comes from one page, whose rows may be unusually
                 # small.
-                rows = max(min(4 * rows, fitting, ROWS_MAX), 1)
+                rows = max(min(4 * rows, fitting, page_rows), 1)
                 weight = max(weigh(page), 1)
                 rows_left, bytes_left = rows_left - page.num_rows, bytes_left - weight
                 # Rounded up, so that a page that is only almost enough is followed by another one.

@@ -240,6 +240,8 @@ class LoadState:
     """Since this process began to load."""
     rows_expected: int = 0
     """Estimated from the ranges that are done; 0: none is done."""
+    slowed: int = 0
+    """How many captures load slower than they could, because changefeeds with rows come first."""
 
     @property
     def finished(self) -> bool:

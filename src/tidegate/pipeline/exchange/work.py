@@ -143,6 +143,8 @@ class Load:
     """0: no limit. The worker may read one page more."""
     bytes_max: int
     lease: Lease = NO_LEASE
+    cpu_s: float = 0.0
+    """After this much CPU time the worker reads no more pages. It is set when a worker gets the piece."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Host:
         self._threads = threads = Threads()
         timetable: Timetable[Key] = Timetable(cores)
         self._workforce = workforce = Workforce()
-        self._requests = LoadRequests(threads, timetable)
+        self._requests = LoadRequests(threads, timetable, cores)
         self._incarnations = incarnations = Incarnations(
             threads, timetable, workforce, self._requests, cores, on_over, elsewhere=elsewhere
         )

@@ -12,11 +12,12 @@ more, so the next one may begin.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 from tidegate.errors import Fatal, Fenced, TidegateError
-from tidegate.model.reports import Durable, Failed, Started
+from tidegate.model.reports import Durable, Failed, Loaded, Started
 from tidegate.pipeline.exchange.work import Begun, Lease
 from tidegate.pipeline.host.backlog import Backlog
 from tidegate.pipeline.host.connected_worker import ConnectedWorker
@@ -166,11 +167,15 @@ class Incarnations:
     def _load(self, one: Incarnation, begun: Begun) -> None:
         """Run the load, in a thread of its own, and then deliver the stream."""
         try:
-            ask, send = partial(self._requests.ask, one), cast(Callable[[Any], None], one.send)
+            ask, send = partial(self._requests.ask, one), partial(self._loaded, one)
             InitialLoad(one.spec, self._cores, ask, send).run(begun.loaded)
             self._stream(one, begun)
         except Exception as error:
             self.fail(one, known(error, "the initial load failed", one.spec.changefeed))
+
+    def _loaded(self, one: Incarnation, report: Loaded) -> None:
+        slowed = int(self._requests.throttle.share < 1.0)
+        one.send(replace(report, state=replace(report.state, slowed=slowed)))
 
     def _stream(self, one: Incarnation, begun: Begun) -> None:
         with self._changed:

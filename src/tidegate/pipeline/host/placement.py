@@ -15,6 +15,7 @@ from typing import Final
 from tidegate.pipeline.exchange.pace import Pace
 from tidegate.pipeline.exchange.work import Begin, Deliver
 from tidegate.pipeline.host.connected_worker import Work
+from tidegate.pipeline.host.cpu_wait import CpuWait
 from tidegate.pipeline.host.due_scan import DueScan
 from tidegate.pipeline.host.failures import known
 from tidegate.pipeline.host.incarnation import Incarnation, Key
@@ -63,7 +64,7 @@ class Placement:
         self._threads, self._changed = threads, threads.changed
         self._timetable, self._workforce, self._incarnations = timetable, workforce, incarnations
         self._requests, self._signs = requests, signs
-        self._due_scan, self._pace = DueScan(), Pace[Key]()
+        self._due_scan, self._pace, self._cpu_wait = DueScan(), Pace[Key](), CpuWait()
         self._handed_at = float("-inf")
 
     def run(self) -> None:
@@ -89,7 +90,9 @@ class Placement:
         return self._is_begin_or_load_due() or bool(self._ready())
 
     def _is_begin_or_load_due(self) -> bool:
-        return self._timetable.next_begin() is not None or self._timetable.next_load() is not None
+        if self._timetable.next_begin() is not None:
+            return True
+        return self._requests.next_key(time.monotonic()) is not None
 
     def _ready(self) -> list[Key]:
         """The changefeeds that must be looked at and may have another worker, in the order of their turns."""
@@ -124,6 +127,9 @@ class Placement:
         now = time.monotonic()
         with self._changed:
             running = [one for one in self._incarnations if one.backlog is not None and not one.over]
+            live = self._workforce.live() if self._requests.is_look_due(now) else []
+        if live:
+            self._look_at_cores(live, now)
         may_be_due = self._due_scan.may_be_due(running, now)  # without the lock, because it reads files
         with self._changed:
             for one in may_be_due:
@@ -138,14 +144,21 @@ class Placement:
         for key in ready:
             self._deliver(key)
 
+    def _look_at_cores(self, live: list[int], now: float) -> None:
+        """Note how long those that deliver rows wait for cores. `live`: the process ids of such workers."""
+        found = self._cpu_wait.look(live)  # without the lock, because it reads files
+        with self._changed:
+            self._requests.throttle.look(now, found)
+
     def _next_begin_or_load(self) -> Work | None:
         key = self._timetable.next_begin()
         if key is not None:
             one = self._incarnations.get(key)
             assert one is not None, "what is over asks for nothing"
             return Work(one, Begin(one.path), WorkKind.BEGIN, f"the start of {one.spec.changefeed}")
-        key = self._timetable.next_load()
-        return None if key is None else self._requests.next(key)
+        now = time.monotonic()
+        key = self._requests.next_key(now)
+        return None if key is None else self._requests.next(key, now)
 
     def _deliver(self, key: Key) -> None:
         """Look at what is due of one changefeed, and give it out."""
@@ -201,6 +214,8 @@ class Placement:
         if worker.machine:
             work = replace(work, piece=replace(work.piece, spec=one.secret))
         self._handed_at = time.monotonic()
+        if work.kind is WorkKind.DELIVER and not work.in_doubt:
+            self._requests.throttle.delivers(self._handed_at)
         worker.give(work, self._handed_at)
 
     def _has_due(self, ready: list[Key]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tidegate.pipeline.host.connected_worker import ConnectedWorker, Work
 from tidegate.pipeline.host.incarnation import Incarnation, Key
+from tidegate.pipeline.host.timetable import WorkKind
 
 
 class Workforce:
@@ -76,6 +77,12 @@ class Workforce:
     def busy_with(self, one: Incarnation) -> list[ConnectedWorker]:
         """The workers that have a piece of an incarnation."""
         return [each for each in self._all if each.work is not None and each.work.of is one]
+
+    def live(self) -> list[int]:
+        """The process ids of the workers on this machine that have no piece of a load."""
+        loading = WorkKind.LOAD
+        there = (each for each in self._all if not each.machine)
+        return [each.process.pid for each in there if each.work is None or each.work.kind is not loading]
 
     def homes(self, key: Key) -> list[ConnectedWorker]:
         """The workers that have an incarnation's writer open."""

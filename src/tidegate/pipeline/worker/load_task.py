@@ -2,8 +2,8 @@
 
 Pages of keys and values at the load's ts become entries: inserts with the load's ts as commit ts, or puts in
 a feed without tables. They use the same stages and the same slot as the stream. Each transaction also
-records, for each of its ranges, the key where the rest begins. A piece of work ends after `TASK_S`, or when
-its share of the pace is used up; the application gives out what is left.
+records, for each of its ranges, the key where the rest begins. A piece of work ends after `TASK_S`, when its
+CPU time (`Load.cpu_s`) or its share of the pace is used up; the application gives out what is left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.control.load import LoadRemainder
 from tidegate.errors import Fenced
-from tidegate.kvclient.pages import pages
+from tidegate.kvclient.pages import FIRST_ROWS, ROWS_MAX, pages
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
@@ -35,6 +35,10 @@ from tidegate.sink.base import SlotTaken
 
 TASK_S: Final = 4.0
 """After this time a piece of work reads no more pages and reports to the application. Seconds."""
+PAGE_ROWS_A_S: Final = 4096
+"""The most rows of a page, for each second of CPU that a piece of work has. Up to two pages have been read in
+vain when its time is over. If a short piece had the pages of a long one, it would read hardly anything else.
+"""
 CLIENTS: Final[dict[str, PdClient]] = {}
 """The PD clients of this process, by address. They keep their regions and channels."""
 
@@ -79,7 +83,7 @@ class Loader:
     def __init__(self, worker: Worker, batch: SinkTransaction, pd: PdClient, task: Load) -> None:
         self._worker, self._batch, self._pd, self._task = worker, batch, pd, task
         self._schemas = None if worker.schemas is None else worker.schemas.upto(task.ts)
-        self._until = time.monotonic() + TASK_S
+        self._until, self._cpu_until = time.monotonic() + TASK_S, time.process_time() + task.cpu_s
         self._reports: list[LoadReport] = []
         self.durable: list[LoadReport] = []
         """The reports as of the last commit."""
@@ -103,8 +107,15 @@ class Loader:
         keyspace = self._worker.spec.config.tidegate.keyspace_id
         snapshot = Snapshot(self._pd, self._task.ts, keyspace_id=keyspace)
         rows_max, bytes_max = self._left()
+        page_rows = min(ROWS_MAX, max(FIRST_ROWS, round(PAGE_ROWS_A_S * self._task.cpu_s)))
         for page in pages(
-            self._pd, snapshot, one.span, rows_max=rows_max, bytes_max=bytes_max, weigh=self._weight
+            self._pd,
+            snapshot,
+            one.span,
+            rows_max=rows_max,
+            bytes_max=bytes_max,
+            page_rows=page_rows,
+            weigh=self._weight,
         ):
             for some in self._worker.slices(entries(page, self._task.ts), self._batch):
                 encoded = self._worker.encode(some, self._schemas, at=self._task.ts)
@@ -136,7 +147,10 @@ class Loader:
         return weight(entries(page, self._task.ts))
 
     def _is_over(self) -> bool:
-        return time.monotonic() >= self._until or any(left < 0 for left in self._left())
+        # Not by the clock alone: on a full machine a short time would be over after the first rows.
+        if time.monotonic() >= self._until or time.process_time() >= self._cpu_until:
+            return True
+        return any(left < 0 for left in self._left())
 
     def _left(self) -> tuple[int, int]:
         """The rows and bytes left of the piece's share of the pace. 0: there is no limit; -1: none left."""

@@ -103,9 +103,11 @@ def shown(state: LoadState, *, loading: bool) -> dict[str, Any]:
         "rows_expected": state.rows_expected,
         "fraction": round(state.fraction, 4),
         "seconds_left": None if left is None else round(left, 1),
+        "makes_way": bool(state.slowed),
     }
 
 
 def words_of_load(load: LoadState) -> str:
     """The progress of an initial load."""
-    return f"initial load: {load.done} of {load.ranges} ranges"
+    slowed = ", slower because changefeeds with rows come first" if load.slowed else ""
+    return f"initial load: {load.done} of {load.ranges} ranges{slowed}"
