@@ -27,6 +27,7 @@ from tidegate.disk import writing
 from tidegate.errors import Fatal
 from tidegate.eventstore import directory
 from tidegate.eventstore.directory import BatchTables, Directory, Tables
+from tidegate.eventstore.segment_file import PiecewiseFile
 from tidegate.model.block import ENTRY_SCHEMA
 
 FORMAT: Final = 2
@@ -185,24 +186,25 @@ def write(
     tables: list[BatchTables] = []
     at = 0
     with writing(path):
-        with pa.OSFile(str(path), "wb") as sink:
-            with pa.ipc.new_file(sink, schema) as writer:
+        with PiecewiseFile(path) as file:
+            with pa.ipc.new_file(pa.PythonFile(file, mode="wb"), schema) as writer:
                 for batch in batches:
                     # Everything about a batch is taken before the next one is requested, because both may
                     # share memory.
-                    blocks.append(BlockInfo(sink.tell(), batch.num_rows, data_bytes(batch), *ends(batch)))
+                    blocks.append(BlockInfo(file.size, batch.num_rows, data_bytes(batch), *ends(batch)))
                     if index is not None:
                         tables.append(index(batch))
                     writer.write_batch(batch, custom_metadata={"crc32c": f"{_crc(batch):08x}"})
+                    file.flush()
                 if index is not None:
                     # Arrow's footer holds the offset of each batch, so Arrow ignores bytes between the last
                     # batch and the footer.
-                    at = sink.tell()
-                    sink.write(directory.encode(tables))
-            size = sink.tell()
+                    at = file.size
+                    file.write(directory.encode(tables))
+            file.flush()
         if durable == "fsync":
             sync(path)
-    return SegmentInfo(name, facts.rows, size, facts.min_ts, facts.max_ts, None, at, tuple(blocks))
+    return SegmentInfo(name, facts.rows, file.size, facts.min_ts, facts.max_ts, None, at, tuple(blocks))
 
 
 def tables_in(folder: Path, info: SegmentInfo) -> Tables:
