@@ -24,7 +24,7 @@ ROLES: Final = (
     ("puller", ("benchmarks.puller_probe", "tidegate.server.pulling.puller_process")),
     ("driver", ("benchmarks.pipeline_probe", "tidegate.pipeline.application")),
     ("workers", ("tidegate.pipeline.daemon", "tidegate.consumer.reading.daemon", "tidegate.verify.daemon")),
-    ("workers", ("benchmarks.consumer_probe pyspark", "fetch_workers import serve")),
+    ("workers", ("benchmarks.consumer_probe pyspark", "tidegate.consumer.reading.fetch_workers")),
     ("source", ("pyspark.sql.streaming.python_streaming_source_runner",)),
     ("planners", ("pyspark.sql.worker.",)),
     ("consumer", ("tidegate consumer", "benchmarks.consumer_probe run")),

@@ -217,6 +217,7 @@ class Rig:
             spec = self._write_files(pd.cluster_id)
         puller: list[str | Path] = [
             "-m",
+            "tidegate.program",
             "tidegate.server.pulling.puller_process",
             self.folder,
             self.pd_address,

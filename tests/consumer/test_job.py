@@ -50,7 +50,7 @@ LINE = 5
 
 
 def start(source: str, target: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tidegate.cli.consumer", "run", "--source", source]
+    command = [sys.executable, "-m", "tidegate", "consumer", "run", "--source", source]
     command += ["--target", f"delta://{target}", "--json", *options]
     path = os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(

@@ -471,7 +471,7 @@ def test_killed_and_started_again_it_ends_equal(
     """The whole consumer as people start it; the second one takes over from the first, which it ends."""
     topic, line, messages = new_topic(3), snapshots()[LINE], bank_messages()
     publish(kafka, topic, messages[: len(messages) // 2])
-    command = [sys.executable, "-m", "tidegate.cli.consumer", "run", "--json", "--name", "bank"]
+    command = [sys.executable, "-m", "tidegate", "consumer", "run", "--json", "--name", "bank"]
     command += ["--source", f"kafka://{kafka}/{topic}?protocol=open-protocol", "--target", s3.target]
     command += ["--master", "workers[1]", "--commit-interval", "0.05", "--commit-rows", "200"]
 

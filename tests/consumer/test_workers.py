@@ -48,7 +48,9 @@ def source(kafka: str, new_topic: Callable[..., str]) -> str:
 
 
 def workers_below(pid: int) -> list[int]:
-    return [child for child, command in descendants(pid) if "fetch_workers import serve" in command]
+    return [
+        child for child, command in descendants(pid) if "tidegate.consumer.reading.fetch_workers" in command
+    ]
 
 
 def until(true: Callable[[], object]) -> None:
@@ -80,7 +82,7 @@ def test_a_consumer_without_spark_ends_equal_though_a_worker_dies(source: str, t
 
 def test_a_consumer_of_a_change_log_killed_halfway_has_each_change_once(source: str, tmp_path: Path) -> None:
     log, line = tmp_path / "log", snapshots()[LINE]
-    settings = [sys.executable, "-m", "tidegate.cli.consumer", "run", "--source", source, "--json"]
+    settings = [sys.executable, "-m", "tidegate", "consumer", "run", "--source", source, "--json"]
     settings += ["--target", f"parquet://{log}", "--master", "workers[1]", "--until", str(line.ts)]
     settings += ["--commit-interval", "0.05", "--commit-rows", "200"]
     first = subprocess.Popen(settings, stdout=subprocess.DEVNULL)

@@ -8,7 +8,6 @@ import random
 import resource
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.puller.test_puller import SPAN, World, eventually, fail, spilled_files
+from tidegate import program
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.order import Entry, entries_of
@@ -316,7 +316,7 @@ class Control:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / "control.sock"))
         self._listener.listen()
-        command = [sys.executable, "-m", "tidegate.server.pulling.puller_process", str(folder), pd]
+        command = program.command("tidegate.server.pulling.puller_process", folder, pd)
         self.log = folder / "puller.log"
         self.process = subprocess.Popen(command, stderr=self.log.open("wb"))
         self._connection, _ = self._listener.accept()

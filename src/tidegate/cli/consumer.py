@@ -23,6 +23,7 @@ import typer
 
 from tidegate.cli import consistency, consumer_snapshot, consumer_status, consumer_take_back
 from tidegate.errors import TidegateError
+from tidegate.program import loaded
 
 if TYPE_CHECKING:
     from tidegate.consumer.running.progress import Progress
@@ -279,6 +280,7 @@ def run(
     from tidegate.consumer.settings import Settings, topic_of
     from tidegate.consumer.targets import DatabaseSettings, address_of
 
+    loaded()
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         # Only noted: the job looks between two steps, so that no write is cut off.
@@ -494,7 +496,3 @@ def _moment(ts: int) -> str:
 
     # If messages contain no commit ts, snapshots only have numbers.
     return f"{ts} ({readable(ts)})" if physical_ms(ts) else str(ts)
-
-
-if __name__ == "__main__":
-    app()

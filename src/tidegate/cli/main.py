@@ -10,6 +10,7 @@ import typer
 
 from tidegate import __version__
 from tidegate.cli.tree import Tree
+from tidegate.program import QuickEnd, starting
 
 app = typer.Typer(
     name="tidegate",
@@ -65,7 +66,13 @@ def root(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    end = QuickEnd()
+    starting()
+    try:
+        app()
+    except SystemExit as wanted:
+        end.with_code(wanted.code)
+        raise
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import typer
 
 from tidegate import __version__
 from tidegate.errors import TidegateError
+from tidegate.program import loaded
 
 if TYPE_CHECKING:
     from tidegate.api.access_rules import Rules
@@ -147,6 +148,7 @@ def server(
     from tidegate.etcd.client import parse_endpoints
     from tidegate.server.capture import Options, application_command
 
+    loaded()
     log.setup(json_lines=as_json, level=LEVELS[log_level.lower()])
     os.umask(0o077)
     try:

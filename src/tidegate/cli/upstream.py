@@ -23,6 +23,7 @@ from tidegate.cli import upstream_fault, upstream_region
 from tidegate.cli.client import reported as _reported
 from tidegate.cli.upstream_region import JsonOption, PdOption
 from tidegate.errors import InvalidInput
+from tidegate.program import loaded
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -111,6 +112,7 @@ def run(
     from tidegate.tikv.server import EmbeddedUpstream
     from tidegate.tls import Tls
 
+    loaded()
     if tso not in ("system", "manual"):
         raise typer.BadParameter(f"'{tso}' is not one of system, manual", param_hint="--tso")
     stop = _stop_on_signals()
@@ -283,6 +285,7 @@ def workload(
     """
     from tidegate.workload.bank import BankWorkload
 
+    loaded()
     stop = _stop_on_signals()
 
     def show(stats: BankStats) -> None:

@@ -1,6 +1,7 @@
 """The application: a process of the capture that delivers all its changefeeds, with one Spark session.
 
-    python -m tidegate.pipeline.application CONTROL_SOCKET WORK_DIR [MASTER [ADDRESS PYTHON NAMES]]
+    python -m tidegate.program tidegate.pipeline.application CONTROL_SOCKET WORK_DIR
+        [MASTER [ADDRESS PYTHON NAMES]]
 
     event stores --> Backlog --> Host --> workers: read > mount > split > dispatch > encode > sink
                                     --> reports, a connection for each incarnation --> control process
@@ -190,7 +191,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the application with the arguments of the command line."""
     given = sys.argv[3:]
     elsewhere = Workers(given[1], given[2], tuple(filter(None, given[3].split(",")))) if given[1:] else None
     run(Path(sys.argv[1]), Path(sys.argv[2]), given[0] if given else "local[*]", elsewhere)

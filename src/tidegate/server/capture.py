@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
-from tidegate import kernel
+from tidegate import kernel, program
 from tidegate.access import AccessToken
 from tidegate.clock import Clock, SystemClock
 from tidegate.config.values import TABLE_MODE
@@ -80,8 +79,7 @@ def application_command(
     """The application's command line. `workers`: its options on a cluster
     (`pipeline.application.Workers`).
     """
-    module = "tidegate.pipeline.application"
-    return [sys.executable, "-m", module, str(socket), str(folder), spark_master, *workers]
+    return program.command("tidegate.pipeline.application", socket, folder, spark_master, *workers)
 
 
 @dataclass(frozen=True, slots=True)

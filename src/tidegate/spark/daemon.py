@@ -6,7 +6,6 @@ itself, which takes over a second. Nothing here starts a thread, because threads
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Final
 
 from tidegate.heap import keep_freed
 from tidegate.launcher import bind_forks
+from tidegate.program import loaded, starting
 
 KEPT_BYTES: Final = 256 << 20
 
@@ -31,13 +31,14 @@ def keep_freed_memory() -> None:
 def serve(preload: Sequence[str]) -> None:
     """Load `preload` (only for the general worker), freeze the heap, and run Spark's own daemon."""
     if "pyspark.worker" in sys.argv[1:]:
+        starting()
         # Arrow imports pandas, if it is installed, when it gets its first Python list.
         for name in ("pyspark.worker", "pandas", *preload):
             import_module(name)
         import_module("tidegate.kernel").load_compiled()
-        gc.collect()
-        # Forked workers share these pages until they write to them, and a collection writes to each object.
-        gc.freeze()
+        # Forked workers share these pages until they write to them, and a collection writes to each object
+        # that is not frozen.
+        loaded()
         keep_freed_memory()
         # Spark asks its workers to end. A stopped worker never handles that and would keep its memory
         # forever, so the kernel kills workers when the daemon ends.

@@ -1,6 +1,6 @@
 """Fetches ranges in a few processes of our own, without Spark and a JVM.
 
-A worker runs `serve`: it reads requests from its standard input and writes answers to its standard output,
+A worker runs `main`: it reads requests from its standard input and writes answers to its standard output,
 each a length and a pickle. No one else has these pipes. A worker ends when this process ends, also when it is
 killed. Its own output goes to a log. A worker that died is restarted for its next range.
 
@@ -10,7 +10,6 @@ not `multiprocessing`: its children would import the user's own script once more
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import signal
@@ -28,6 +27,7 @@ from pathlib import Path
 from queue import Queue
 from typing import IO, Any, Final
 
+from tidegate import program
 from tidegate.consumer.engine.fetched import Fetched, Range
 from tidegate.consumer.reading.fetch import fetch
 from tidegate.consumer.reading.source import Topic
@@ -36,8 +36,6 @@ from tidegate.launcher import bound
 
 LOG: Final = "workers.log"
 """File name, in the consumer's folder, of what the workers print."""
-_SERVE: Final = f"from {__name__} import serve; serve()"
-"""Not `-m`: then pickled classes would belong to `__main__`."""
 _LENGTH: Final = struct.Struct("<Q")
 _END_S: Final = 5.0
 
@@ -143,7 +141,7 @@ class _Worker:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 with self._log.open("ab") as log:
-                    command = bound([sys.executable, "-c", _SERVE], signal.SIGKILL)
+                    command = bound(program.command(__name__), signal.SIGKILL)
                     self._process = subprocess.Popen(
                         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
                     )
@@ -187,7 +185,7 @@ def _received(pipe: IO[bytes]) -> Any:
     return pickle.loads(body)
 
 
-def serve() -> None:
+def main() -> None:
     """The main function of a worker; returns when its standard input ends."""
     from tidegate.kernel import load_compiled
     from tidegate.spark.daemon import keep_freed_memory
@@ -196,9 +194,6 @@ def serve() -> None:
     os.dup2(2, 1)  # output of libraries must not mix with the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the consumer, which ends its workers
     load_compiled()
-    gc.collect()
-    # All that is loaded by now lives as long as the process, so the collector need not look at it again.
-    gc.freeze()
     keep_freed_memory()
     while True:
         try:

@@ -1,6 +1,7 @@
 """The puller's process: follows key spans upstream and writes the event store.
 
-    python -m tidegate.server.pulling.puller_process DATA_DIR PD [DISK_BYTES [KV_MODE [KEEP_FREE]]]
+    python -m tidegate.program tidegate.server.pulling.puller_process DATA_DIR PD
+        [DISK_BYTES [KV_MODE [KEEP_FREE]]]
 
 There is one for each kv mode that feeds use, each with an event store of its own.
 
@@ -289,7 +290,8 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
+    """Run the puller with the arguments of the command line."""
     log.setup()
     given = sys.argv[3:]
     keep_free = int(given[2]) if len(given) > 2 else 0

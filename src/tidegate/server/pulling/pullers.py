@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, assert_never
 
-from tidegate import metrics
+from tidegate import metrics, program
 from tidegate.clock import Clock
 from tidegate.config.values import TABLE_MODE
 from tidegate.control.metadata import FeedError
@@ -144,14 +143,8 @@ class Pullers:
         """Start the puller of a mode, and restart it with a growing pause whenever it ends."""
         options, wait = self._options, RESTART_FIRST_S
         keep_free = self._keep_free()
-        command = [
-            sys.executable,
-            "-m",
-            "tidegate.server.pulling.puller_process",
-            str(options.data_dir),
-            options.pd,
-        ]
-        command += [str(options.event_store_bytes), kv_mode, str(keep_free)]
+        given = options.data_dir, options.pd, str(options.event_store_bytes), kv_mode, str(keep_free)
+        command = program.command("tidegate.server.pulling.puller_process", *given)
         event(LOG, logging.INFO, "event store leaves disk free", kv_mode=kv_mode, bytes=keep_free)
         name = "puller" if kv_mode == TABLE_MODE else f"puller-{kv_mode}"
         while True:
