@@ -101,3 +101,27 @@ def test_a_process_that_imports_tidegate_keeps_its_collector() -> None:
         [sys.executable, "-c", code], text=True, stdout=subprocess.PIPE, env=env, check=True
     )
     assert done.stdout == "0 (700, 10, 10) None\n"
+
+
+PROCESSES = """
+import sys
+import tidegate.cli.main
+import tidegate.consumer.reading.fetch_workers
+import tidegate.pipeline.application
+import tidegate.server.capture
+import tidegate.server.pulling.puller_process
+print(sorted({"pandas", "httpx", "rich", "deltalake", "typer.rich_utils"} & sys.modules.keys()))
+import pyarrow
+tidegate.consumer.reading.fetch_workers._leave_out_pandas()
+pyarrow.array(["a"])
+print("pandas" in sys.modules)
+import pandas
+print(pandas.DataFrame({"a": [1]}).size)
+"""
+
+
+def test_our_processes_import_nothing_that_few_of_them_need() -> None:
+    """Each costs every start 0.2 s of CPU and more."""
+    command = [sys.executable, "-W", "error::UserWarning", "-c", PROCESSES]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.splitlines() == ["[]", "False", "1"]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
-
-import httpx
 
 from tidegate.config.checks import check_registry_url
 from tidegate.errors import InvalidInput, Retryable, TidegateError
+
+if TYPE_CHECKING:
+    import httpx
 
 ATTEMPTS: Final = 5
 PAUSES_S: Final = (0.1, 0.3, 0.8, 1.8)
@@ -44,7 +45,7 @@ class HttpRegistry:
         )
         """The address without credentials."""
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        self._auth = httpx.BasicAuth(user, password) if user or password else None
+        self._auth = (user, password) if user or password else None
         self._client: httpx.Client | None = None
 
     def __repr__(self) -> str:
@@ -85,6 +86,8 @@ class HttpRegistry:
         missing_is_none: bool = False,
         any_json: bool = False,
     ) -> dict[str, Any] | None:
+        import httpx  # here, because its import takes 0.2 s, and few topics have a registry
+
         why = ""
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -114,6 +117,8 @@ class HttpRegistry:
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
         """The status and JSON of one answer; None if its body is not JSON."""
+        import httpx
+
         if self._client is None:
             self._client = httpx.Client(auth=self._auth, headers=_HEADERS, timeout=TIMEOUT_S)
         with self._client.stream(method, self.where + path, json=body) as answer:

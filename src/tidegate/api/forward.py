@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -40,6 +39,8 @@ def may_change(request: Request) -> bool:
 
 async def to_owner(request: Request) -> Response:
     """The owner's answer. Raises Retryable if there is none."""
+    import httpx  # here, as in `message_client`
+
     capture = starting_capture_of(request)
     owner = capture.session.owner
     assert owner is not None

@@ -14,8 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
-
 from tidegate.access import AccessToken
 from tidegate.errors import Retryable
 from tidegate.eventstore.key_loads import BUCKETS_MAX, KeyLoads, key_loads
@@ -44,6 +42,8 @@ class KeyLoadsClient:
 
     async def ask(self, capture: str, span_id: str) -> KeyLoads:
         """The loads of a span that a capture delivers. Raises TidegateError if it does not say them."""
+        import httpx  # here, as in `message_client`
+
         if capture == self._me:
             return await asyncio.to_thread(key_loads, self._store, span_id)
         address, why = self._address_of(capture), "it is not among the captures"

@@ -13,14 +13,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final
-
-import httpx
+from typing import TYPE_CHECKING, Final
 
 from tidegate.access import AccessToken
 from tidegate.errors import InvalidInput
 from tidegate.log import event
 from tidegate.tls import Tls
+
+if TYPE_CHECKING:
+    import httpx
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ def peer_client(
     tls: Tls | None, timeout_s: float, headers: dict[str, str] | None = None
 ) -> httpx.AsyncClient:
     """A client for requests to other captures. Raises InvalidInput if a certificate cannot be read."""
+    import httpx  # here, because its import takes 0.2 s, and most captures have no peer
+
     verify = True if tls is None else tls.http_client()
     return httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=verify, headers=headers)
 
@@ -123,6 +126,8 @@ class MessageClient:
 
     async def _post(self, client: httpx.AsyncClient, capture: str, batch: list[bytes]) -> tuple[str, bool]:
         """Send one batch; returns the reason of a failure, or "", and whether to send the batch again."""
+        import httpx
+
         address = self._address_of(capture)
         if not address:
             return "it is not among the captures", False  # senders repeat the messages if it comes back

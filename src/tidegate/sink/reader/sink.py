@@ -51,7 +51,7 @@ down while the query waited for it."""
 GAP_S: Final = 60.0
 """If the wall clock advances by more than this between two checks, the machine slept, and the query with it,
 or the clock was set."""
-_WORDS: Final = pa.array(["insert", "update", "delete"])
+_WORDS: Final = "insert", "update", "delete"
 _NUMBERS: Final = np.zeros(256, np.int64)
 _NUMBERS[[INSERT, UPDATE, DELETE]] = 0, 1, 2
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -248,7 +248,7 @@ def typed(rows: ArrowRows) -> pa.RecordBatch:
             for new, old in zip(rows.new.columns, rows.old.columns, strict=True)
         ]
     seq = ts * SEQ_A_TS + np.where(gone, DELETED, CHANGED)
-    own = [_WORDS.take(pa.array(_NUMBERS[rows.op])), pa.array(ts), pa.array(seq)]
+    own = [pa.array(_WORDS).take(pa.array(_NUMBERS[rows.op])), pa.array(ts), pa.array(seq)]
     return pa.RecordBatch.from_arrays([*own, *columns], schema=piece_schema(rows.new.schema))
 
 

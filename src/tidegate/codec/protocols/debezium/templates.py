@@ -174,9 +174,6 @@ def _bits(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:
     return pa.array(out, mask=valid == 0), wrong & valid
 
 
-_NO_ELEMENT: Final = pa.scalar(0, pa.int64())
-
-
 def _enums(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:
     """Numbers of an enum's names; 0 for the empty name, unless an element has an empty name."""
     elems = field_of(column.type_name).elems
@@ -185,7 +182,7 @@ def _enums(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:
     numbers = pc.if_else(
         pc.is_valid(at),
         pc.add(at.cast(pa.int64()), 1),
-        pc.if_else(empty, _NO_ELEMENT, pa.scalar(None, pa.int64())),
+        pc.if_else(empty, pa.scalar(0, pa.int64()), pa.scalar(None, pa.int64())),
     )
     missing = pc.and_(found.is_valid(), pc.is_null(numbers))
     return numbers.cast(pa.uint64()), _flags(missing)
