@@ -1,10 +1,15 @@
 """Plugins and options only: one plugin per resource."""
 
 import faulthandler
+import gc
 import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tidegate.program import starting
+
+starting()
 
 # A busy machine is no failure.
 settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -12,6 +17,8 @@ settings.load_profile("tidegate")
 
 END_S = 120
 """For the process to end after the last test."""
+NEW_OBJECTS = 10_000
+"""Between two collections while tests run. A test that needs one collects itself."""
 
 pytest_plugins = [
     "tests.fixtures.filler",
@@ -79,6 +86,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.path not in sharing, "tests/integration/" not in item.nodeid, item.path not in slow
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end, so no collection needs to walk through their many objects."""
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS)
 
 
 def pytest_unconfigure() -> None:
