@@ -37,6 +37,7 @@ from numba.extending import intrinsic
 
 from tidegate.cores import usable
 from tidegate.launcher import bound
+from tidegate.program import starting
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -487,6 +488,8 @@ longest: `encode_kernels` takes almost a third of all time.
 """
 
 if __name__ == "__main__":
+    # The compiler makes objects by the million, most of which stay for as long as it runs.
+    starting()
     if len(sys.argv) > 1:
         _compile_from(int(sys.argv[1]), sys.argv[2:])
     else:
