@@ -51,6 +51,26 @@ def test_deliveries_have_workers_of_their_own_under_any_begins_and_loads() -> No
     assert table.next_load() not in (None, *loads), "a feed that has none out comes first"
 
 
+def test_loads_take_turns_also_if_only_one_piece_is_out_at_a_time() -> None:
+    """As while loads make way. Each has several shares waiting, so none of them leaves the queue."""
+    table = proven("kafka://one")
+    loads = ["a", "b", "c"]
+    for name in loads:
+        table.ask_begin(name, "kafka://one", 0)
+        table.ask_load(name)
+        table.ask_load(name)
+    started(table)
+    found = []
+    for _ in range(6):
+        key = table.next_load()
+        assert key is not None
+        table.give(key, WorkKind.LOAD)
+        back(table, key, WorkKind.LOAD, well=True)
+        table.ask_load(key)
+        found.append(key)
+    assert found == 2 * loads
+
+
 def test_begins_at_a_silent_address_run_one_at_a_time_and_last() -> None:
     table = proven("up")
     for name, address in [("a", "down"), ("b", "down"), ("c", "up"), ("d", "up"), ("e", "new")]:

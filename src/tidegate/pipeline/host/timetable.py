@@ -152,11 +152,14 @@ class Timetable(Generic[Key]):
         return None if found is None else found.key
 
     def next_load(self) -> Key | None:
-        """The changefeed that may get a worker for its load now: the one with the fewest shares out."""
+        """The changefeed that may get a worker for its load now: the one with the fewest shares out, and
+        among those the one that has waited longest.
+        """
         if self._under_way(WorkKind.LOAD) >= self._apart:
             return None
-        # By the shares that are out and not in turns: shares take seconds, so a load that has no worker must
-        # not wait for one that has several.
+        # First by the shares that are out and not in turns: shares take seconds, so a load that has no worker
+        # must not wait for one that has several. Then in turns: while loads make way, only one share is out
+        # at a time, and the load that begins first would have all of them until it ends.
         return min(self._loads, key=lambda key: self._out[key, WorkKind.LOAD], default=None)
 
     def in_turn(self, keys: Collection[Key]) -> list[Key]:
@@ -189,8 +192,9 @@ class Timetable(Generic[Key]):
             case WorkKind.BEGIN:
                 del self._begins[key]
             case WorkKind.LOAD:
-                # This operator also removes a key at 0. `next_load` chooses among all keys that are there.
-                self._loads -= Counter({key: 1})
+                # Back in at the end, so that `next_load` takes turns. Not at 0: it chooses among all keys.
+                if left := self._loads.pop(key) - 1:
+                    self._loads[key] = left
             case WorkKind.DELIVER:
                 self._served[key] = self._next()
                 owed = self._owed.setdefault(self._addresses[key], _Owed(0, self._now))
