@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.exchange.work import Deliver
 from tidegate.pipeline.host.connected_worker import STUCK_FIRST_S, STUCK_S, ConnectedWorker, Work
+from tidegate.pipeline.host.load_requests import LoadRequests
+from tidegate.pipeline.host.load_throttle import LOAD_SHARE_MIN, CpuTime
 from tidegate.pipeline.host.placement import Placement
 from tidegate.pipeline.host.timetable import Timetable, WorkKind
 from tidegate.pipeline.host.workforce import Workforce
@@ -79,3 +82,25 @@ def test_a_piece_that_goes_elsewhere_anyway_does_not_wait_for_its_writer(
     unused: Any = none
     placement = Placement(unused, table, workforce, incarnations, unused, unused)
     assert placement._waits_for_home(KEY) is expected
+
+
+@pytest.mark.parametrize(("is_proven", "share"), [(True, LOAD_SHARE_MIN), (False, 1.0)])
+def test_rows_count_as_delivered_for_as_long_as_their_piece_takes(is_proven: bool, share: float) -> None:
+    """On a full machine that is longer than LIVE_S, and a load would get all of it. Not at a silent sink."""
+    table: Any = Timetable(2)
+    table.ask_begin(KEY, "kafka://0", 0)
+    table.give(KEY, WorkKind.BEGIN)
+    table.answered(KEY, well=is_proven)
+    table.back(KEY, WorkKind.BEGIN)
+    busy, workforce = worker(KEY), Workforce()
+    workforce.join(busy, 0.0)
+    delivers: Any = SimpleNamespace(of=SimpleNamespace(key=KEY), kind=WorkKind.DELIVER)
+    busy.give(delivers, 0.0)
+    unused: Any = SimpleNamespace()
+    threads: Any = SimpleNamespace(changed=threading.Condition())
+    requests = LoadRequests(threads, table, 2)
+    placement: Any = Placement(threads, table, workforce, unused, requests, unused)
+    placement._cpu_wait = SimpleNamespace(look=lambda _: CpuTime(1.0, 1000.0))
+    for second in range(30):
+        placement._look_at_cores([1], float(second))
+    assert requests.throttle.share == share

@@ -44,8 +44,8 @@ RUN_MIN_S: Final = 0.005
 LOOK_S: Final = 1.0
 """The time between two looks."""
 LIVE_S: Final = 3.0
-"""Rows are being delivered until this long after the last piece. Longer than the longest pause between pieces
-(`exchange.pace`).
+"""Rows are being delivered until this long after a worker last had a piece. Longer than the longest pause
+between pieces (`exchange.pace`).
 """
 IDLE_S: Final = 10.0
 """After this time without a load, the next one begins with the least share."""
@@ -86,7 +86,7 @@ class LoadThrottle:
         return self._share
 
     def delivers(self, now: float) -> None:
-        """A piece of a changefeed's stream begins, at a sink that is not in doubt."""
+        """A worker has a piece of a changefeed's stream, at a sink that is not in doubt."""
         self._live_at = now
 
     def is_look_due(self, now: float) -> bool:

@@ -148,7 +148,14 @@ class Placement:
         """Note how long those that deliver rows wait for cores. `live`: the process ids of such workers."""
         found = self._cpu_wait.look(live)  # without the lock, because it reads files
         with self._changed:
+            # On a full machine a piece may take longer than until rows count as delivered.
+            if any(self._is_live(work) for _, work in self._workforce.busy()):
+                self._requests.throttle.delivers(now)
             self._requests.throttle.look(now, found)
+
+    def _is_live(self, work: Work) -> bool:
+        """Whether it delivers rows, at a sink that is not in doubt."""
+        return work.kind is WorkKind.DELIVER and self._timetable.is_proven(work.of.key)
 
     def _next_begin_or_load(self) -> Work | None:
         key = self._timetable.next_begin()
@@ -214,7 +221,7 @@ class Placement:
         if worker.machine:
             work = replace(work, piece=replace(work.piece, spec=one.secret))
         self._handed_at = time.monotonic()
-        if work.kind is WorkKind.DELIVER and not work.in_doubt:
+        if self._is_live(work):
             self._requests.throttle.delivers(self._handed_at)
         worker.give(work, self._handed_at)
 
