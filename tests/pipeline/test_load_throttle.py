@@ -165,10 +165,12 @@ def test_where_cores_cannot_be_looked_at_nothing_is_limited() -> None:
     throttle.delivers(0.0)
     throttle.ended(1.0, 60.0)
     assert throttle.may_begin(1.0, CORES - 1)
+    assert throttle.piece_s(1.0) == LONG_S, "short pieces cost more"
     for second in range(30):
         throttle.delivers(float(second))
         throttle.look(float(second), None)
         assert throttle.share == 1.0
+        assert throttle.piece_s(float(second)) == LONG_S
 
 
 # --- the kernel's account

@@ -79,6 +79,8 @@ class LoadThrottle:
         self._begins_at = float("-inf")
         self._looked_at = float("-inf")
         self._live_at = float("-inf")
+        self._is_known = False
+        """Whether the last look has found anything."""
 
     @property
     def share(self) -> float:
@@ -96,6 +98,7 @@ class LoadThrottle:
     def look(self, now: float, found: CpuTime | None) -> None:
         """Take what threads have done since the last look. None: it is not known, so nothing is limited."""
         is_new, self._looked_at = now - self._looked_at > IDLE_S, now
+        self._is_known = found is not None
         if found is None or not self._is_live(now):
             self._share = 1.0
         elif is_new:
@@ -120,7 +123,7 @@ class LoadThrottle:
 
     def piece_s(self, now: float) -> float:
         """The CPU time that a piece which begins now may use."""
-        return SHORT_S if self._is_live(now) else LONG_S
+        return SHORT_S if self._is_known and self._is_live(now) else LONG_S
 
     def _step(self, late: float) -> None:
         """`late`: seconds of waiting for each second of running."""
