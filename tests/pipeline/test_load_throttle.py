@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tidegate.errors import Retryable
+from tidegate.pipeline.exchange.work import Load
 from tidegate.pipeline.host.cpu_wait import CpuWait
+from tidegate.pipeline.host.load_requests import LoadRequests
 from tidegate.pipeline.host.load_throttle import (
     EASY,
     IDLE_S,
@@ -23,6 +30,8 @@ from tidegate.pipeline.host.load_throttle import (
     CpuTime,
     LoadThrottle,
 )
+from tidegate.pipeline.host.timetable import Timetable, WorkKind
+from tidegate.pipeline.worker.load_task import TASK_S
 
 CORES = 2
 FULL, FREE = CpuTime(1.0, LATE), CpuTime(1.0, EASY)
@@ -171,6 +180,35 @@ def test_where_cores_cannot_be_looked_at_nothing_is_limited() -> None:
         throttle.look(float(second), None)
         assert throttle.share == 1.0
         assert throttle.piece_s(float(second)) == LONG_S
+
+
+def test_a_load_whose_sink_does_not_answer_stops_no_other_load() -> None:
+    threads: Any = SimpleNamespace(changed=threading.Condition())
+    table: Timetable[Any] = Timetable(CORES)
+    requests = LoadRequests(threads, table, CORES)
+    ended = Retryable("the test is over")
+    loads: list[Any] = [SimpleNamespace(key=(name, 1), over=False, fenced=lambda: ended) for name in "ab"]
+    with ThreadPoolExecutor(2) as pool:
+        for one in loads:
+            table.ask_begin(one.key, "kafka://one", 0)
+            pool.submit(requests.ask, one, Load("spec", "pd", 1, (), 0, 0))
+        end = time.monotonic() + 60
+        while sum(len(some) for some in requests._waiting.values()) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        requests.throttle.delivers(0.0)
+        requests.throttle.look(0.0, FULL)
+        given = []
+        for now in (0.0, TASK_S, PAUSE_MAX_S):
+            with threads.changed:
+                if (key := requests.next_key(now)) is not None:
+                    table.give(key, WorkKind.LOAD)
+                    given.append((now, requests.next(key, now)))
+        for _, work in given:
+            work.answered([])
+        for one in loads:
+            requests.drop(one)
+    assert [now for now, _ in given] == [0.0, PAUSE_MAX_S]
+    assert {work.of.key for _, work in given} == {one.key for one in loads}
 
 
 # --- the kernel's account

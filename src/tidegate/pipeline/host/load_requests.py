@@ -19,7 +19,7 @@ from dataclasses import replace
 from tidegate.pipeline.exchange.work import Load, LoadReport
 from tidegate.pipeline.host.connected_worker import Work
 from tidegate.pipeline.host.incarnation import Incarnation, Key
-from tidegate.pipeline.host.load_throttle import LoadThrottle
+from tidegate.pipeline.host.load_throttle import PAUSE_MAX_S, LoadThrottle
 from tidegate.pipeline.host.threads import Threads
 from tidegate.pipeline.host.timetable import Timetable, WorkKind
 
@@ -66,7 +66,7 @@ class LoadRequests:
         """The changefeed that may get a worker for its load now (monotonic); None: none. Under the lock."""
         # docs/guarantees.md#trouble-of-one-changefeed-does-not-spread-to-others: not while rows of others are
         # late because of loads.
-        return self._timetable.next_load() if self.throttle.may_begin(now, len(self._given_at)) else None
+        return self._timetable.next_load() if self.throttle.may_begin(now, self._out(now)) else None
 
     def next(self, key: Key, now: float) -> Work:
         """Take the oldest waiting share of an incarnation, for a worker. One must wait. Under the lock."""
@@ -76,6 +76,12 @@ class LoadRequests:
         assert answer is not None
         self._given_at[answer] = now
         return replace(work, piece=replace(piece, cpu_s=self.throttle.piece_s(now)))
+
+    def _out(self, now: float) -> int:
+        """How many pieces are out that may use a core."""
+        # One that is out for longer has read all that it will read, and waits for its sink. If it counted, a
+        # load at a sink that does not answer would stop all others.
+        return sum(now - given_at < PAUSE_MAX_S for given_at in self._given_at.values())
 
     def drop(self, one: Incarnation) -> None:
         """An incarnation is over: answer its waiting shares with Fenced."""

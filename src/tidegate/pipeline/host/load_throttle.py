@@ -50,7 +50,7 @@ between pieces (`exchange.pace`).
 IDLE_S: Final = 10.0
 """After this time without a load, the next one begins with the least share."""
 PAUSE_MAX_S: Final = 5.0
-"""The longest pause."""
+"""The longest pause. Longer than a piece of a load reads (`load_task.TASK_S`)."""
 SHORT_S: Final = 0.5
 """The CPU time of a piece of a load while rows are delivered."""
 LONG_S: Final = 4.0
