@@ -26,6 +26,8 @@ def test_lines_for_people() -> None:
     assert line_of(half) == " 42%  3 of 7 ranges, 50,000 rows, 1,000 rows/s, about 1:10 left"
     slow = shown(LoadState(7, 3, 50_000, 1000.0, 120_000, slowed=1), loading=True)
     assert "1,000 rows/s, changefeeds with rows come first, about 1:10 left" in line_of(slow)
+    del half["makes_way"]
+    assert line_of(half).endswith("about 1:10 left"), "a server of an earlier version"
     assert line_of(shown(LoadState(7, 7, 9, 3.0, 9), loading=False)) == "initial load done: 9 rows"
     assert line_of(shown(LoadState(), loading=False)) == "initial load done"
     assert [clock(s) for s in (0, 59.6, 3661)] == ["0:00", "1:00", "1:01:01"]

@@ -44,7 +44,8 @@ def line_of(load: dict[str, Any]) -> str:
         return f"initial load done: {load['rows']:,} rows" if load["ranges"] else "initial load done"
     left = load["seconds_left"]
     about = "time left not known yet" if left is None else f"about {clock(left)} left"
-    why = ", changefeeds with rows come first" if load["makes_way"] else ""
+    # A server of an earlier version does not say it.
+    why = ", changefeeds with rows come first" if load.get("makes_way") else ""
     return f"{load['fraction']:4.0%}  {counts}, {load['rows_per_second']:,.0f} rows/s{why}, {about}"
 
 
