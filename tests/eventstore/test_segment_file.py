@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -99,6 +99,33 @@ def test_a_disk_that_fills_between_two_pieces_leaves_no_file(
     with pytest.raises(DiskFull):
         segment.write(tmp_path, "s", segment.Facts("span", 1500, 1, 1500), [wide(1, 1500)])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_is_written_before_its_memory_is_used_again(tmp_path: Path) -> None:
+    # Keys of the same length, so that both batches have the same sizes.
+    first, second = wide(1000, 300), wide(1300, 300)
+    memory = [[None if b is None else bytearray(b) for b in column.buffers()] for column in first.columns]
+    shared = pa.RecordBatch.from_arrays(
+        [
+            pa.Array.from_buffers(
+                column.type, 300, [None if b is None else pa.py_buffer(b) for b in held], null_count=0
+            )
+            for column, held in zip(first.columns, memory, strict=True)
+        ],
+        schema=first.schema,
+    )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield shared
+        for held, column in zip(memory, second.columns, strict=True):
+            for old, new in zip(held, column.buffers(), strict=True):
+                if old is not None:
+                    memoryview(old)[:] = memoryview(new).cast("B")
+        yield shared
+
+    info = segment.write(tmp_path, "s", segment.Facts("span", 600, 1000, 1599), batches())
+    found = Segment(tmp_path, info)
+    assert [found.batch(i).to_pydict() for i in range(2)] == [first.to_pydict(), second.to_pydict()]
 
 
 def test_a_segment_keeps_no_descriptor_open_and_no_memory(tmp_path: Path) -> None:
