@@ -31,8 +31,8 @@ def key_columns(table: TableSchema) -> tuple[int, ...]:
     """Positions of the columns of any unique key whose value an update can change.
 
     An integer handle is not among them. It is the row's record key, which both images of an update have, and
-    TiDB stores it nowhere else (pingcap/tidb `pkg/table/tables/tables.go`, `CanSkip`). The columns of a
-    common handle are: texts that differ may have the same sort key, and then the same record key.
+    TiDB leaves it out of the row's value (pingcap/tidb `pkg/table/tables/tables.go`, `CanSkip`). The columns
+    of a common handle are: texts that differ may have the same sort key, and then the same record key.
     """
     handle = table.handle_columns if table.pk_is_handle else ()
     return tuple(i for i, flag in enumerate(table.ticdc_flags) if flag & KEY_FLAGS and i not in handle)

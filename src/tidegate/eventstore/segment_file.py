@@ -5,7 +5,7 @@ XFS). On a virtual machine whose host takes free memory back, Linux gives back e
 and more. The host must find these again, which takes several times the CPU of the copy, while smaller free
 blocks still have their memory. A piece gets pages of at most its own size, and thus any free block of that
 size or more, the smallest first: the smaller the pieces, the more such memory there is, and the more work for
-each byte (benchmarks/README.md).
+each byte, also for readers, which map one page after another (benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 import pyarrow as pa
 
 PIECE: Final = 64 << 10
-"""The most bytes of one call; each ends at a multiple of it, so that large pages fit between its ends."""
+"""The most bytes of one call. No call crosses a multiple of it, so a full one may get one large page."""
 
 
 class PiecewiseFile:
