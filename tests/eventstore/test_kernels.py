@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.eventstore.entries import entries
-from tidegate.eventstore import kernels
+from tidegate.eventstore import kernels, segment
 from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
 
 
@@ -36,6 +36,56 @@ def test_blocks_are_sorted_and_deduplicated_as_the_plain_order_says(
     blocks = [block_of(part) for part in parts]
     plain = sort_entries([e for part in parts for e in part], after, upto)
     assert sorted_by_kernel(blocks, after, upto, cut) == plain
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(entries(), min_size=1, max_size=4), st.integers(0, 20), st.integers(15, 45), st.integers(1, 6)
+)
+def test_rows_that_are_shared_are_those_that_would_be_copied(
+    parts: list[list[Entry]], after: int, upto: int, least: int
+) -> None:
+    """Most parts are in order, as a stream's are, and some blocks are slices."""
+    blocks = [block_of([part[0], *part]).slice(1) for part in map(in_order, parts) if part]
+    table = kernels.table_of([kernels.describe(b) for b in blocks])
+    refs, _, _ = kernels.order_rows(table, after, upto, np.zeros(len(blocks), dtype=np.int64))
+    copied = list(kernels.take_all(table, refs, kernels.allocate))
+    shared = list(kernels.take_or_share(blocks, table, refs, kernels.allocate, least))
+    assert [e for b in shared for e in entries_of(b)] == [e for b in copied for e in entries_of(b)]
+    # A segment writes and sums them without offsets, and without the bytes of other rows.
+    assert [segment._crc(b) for b in shared] == [segment._crc(block_of(entries_of(b))) for b in shared]
+
+
+def in_order(part: list[Entry]) -> list[Entry]:
+    return part if len(part) % 3 == 0 else sort_entries(part, 0, 99)
+
+
+def test_rows_in_order_are_not_copied_and_their_block_is_kept() -> None:
+    rows = [Entry(i // 10, 1, 1, b"k%06d" % i, b"v" * 20, b"o") for i in range(10, 1000)]
+    blocks = [block_of(rows)]
+    table = kernels.table_of([kernels.describe(b) for b in blocks])
+    refs, _, _ = kernels.order_rows(table, 0, 99, np.zeros(1, dtype=np.int64))
+    memory = blocks[0].column(4).buffers()[2].address
+    (shared,) = kernels.take_or_share(blocks, table, refs, kernels.allocate, 100)
+    assert shared.column(4).buffers()[2].address == memory
+    del blocks, table
+    assert entries_of(shared) == rows
+    (few,) = kernels.take_or_share(
+        [shared], kernels.table_of([kernels.describe(shared)]), refs, kernels.allocate
+    )
+    assert few.column(4).buffers()[2].address != memory
+
+
+def test_rows_out_of_order_are_copied_between_those_that_are_not() -> None:
+    early = [Entry(i, 1, 1, b"k%06d" % i, b"v", b"") for i in range(1, 500)]
+    late = [Entry(i, 1, 1, b"k%06d" % i, b"v", b"") for i in range(500, 1000)]
+    between = [Entry(499, 1, 1, b"z%d" % i, b"v", b"") for i in range(5)]
+    blocks = [block_of(late), block_of(between[::-1]), block_of(early)]
+    table = kernels.table_of([kernels.describe(b) for b in blocks])
+    refs, _, _ = kernels.order_rows(table, 0, 9999, np.zeros(3, dtype=np.int64))
+    shared = list(kernels.take_or_share(blocks, table, refs, kernels.allocate, 100))
+    assert [b.num_rows for b in shared] == [499, 5, 500]
+    assert [e for b in shared for e in entries_of(b)] == early + between + late
 
 
 @settings(max_examples=30, deadline=None)

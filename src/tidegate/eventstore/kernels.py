@@ -14,7 +14,7 @@ none when the input is already ascending), then each transaction's few rows are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -78,6 +78,9 @@ value.
 _DIGIT: Final = 11
 _BUCKETS: Final = 1 << _DIGIT
 _INSERTION: Final = 24
+SHARED_ROWS: Final = 2048
+"""The fewest rows in order that are not copied (`take_or_share`). For fewer a copy is cheap, and readers
+would get more blocks with few rows."""
 
 
 @inline
@@ -365,6 +368,34 @@ def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes
     return i
 
 
+@kernel
+def run_end(refs: I64, first: int, end: int) -> int:
+    """The end of the rows from refs[first] on that follow one another in their block, too.
+
+    Reads references. Writes nothing. Bound: refs[first:end]. Twin: none, see `whole_run`.
+    """
+    i = first + 1
+    # The last reference of a block and the first one of the next are far apart, so a run is in one block.
+    while i < end and refs[i] == refs[i - 1] + 1:
+        i += 1
+    return i
+
+
+@kernel
+def next_run(refs: I64, first: int, least: int) -> int:
+    """Where the next run of at least `least` rows begins (`run_end`), or the number of references.
+
+    Reads references. Writes nothing. Bound: refs[first:]. Twin: none, whatever it gives, all rows are taken.
+    """
+    start = first
+    for i in range(first + 1, len(refs)):
+        if refs[i] != refs[i - 1] + 1:
+            start = i
+        elif i + 1 - start >= least:
+            return start
+    return len(refs)
+
+
 @inline
 def _gather_bytes(table: I64, ref: int, line: I64, at: int, data: int, used: int, row: int) -> int:
     """Append one value to the `used` bytes of a column and store its end offset, which is returned.
@@ -512,6 +543,47 @@ def take_all(table: I64, refs: I64, memory: Allocate) -> Iterator[pa.RecordBatch
         yield block
 
 
+def take_or_share(
+    batches: Sequence[pa.RecordBatch], table: I64, refs: I64, memory: Allocate, least: int = SHARED_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """As `take_all`, but a run of rows that is in order in its block is not copied.
+
+    `batches`: the blocks that `table` describes; a block of the result may share their memory. `least`: the
+    fewest rows of such a run. Most rows of a stream arrive in order, a few thousand at once.
+    """
+    first = 0
+    while first < len(refs):
+        run = next_run(refs, first, least)
+        while first < run:
+            block, first = take(table, refs, first, min(run - first, MAX_BLOCK_ROWS), memory)
+            yield block
+        if first < len(refs):
+            end = run_end(refs, first, len(refs))
+            end = measure(
+                table, refs, first, min(end, first + MAX_BLOCK_ROWS), MAX_BLOCK_BYTES, np.zeros(3, np.int64)
+            )
+            source = batches[int(refs[first]) >> BLOCK_SHIFT]
+            yield _section(source, int(refs[first]) & ROW_MASK, end - first)
+            first = end
+
+
+def _section(batch: pa.RecordBatch, first: int, rows: int) -> pa.RecordBatch:
+    """Rows of a block as a block without an offset. Only the offsets of its bytes are copied."""
+    arrays = []
+    for column, width in zip(batch.columns[:3], (8, 8, 1), strict=True):
+        part = column.buffers()[1].slice((column.offset + first) * width, rows * width)
+        arrays.append(pa.Array.from_buffers(column.type, rows, [None, part], null_count=0))
+    for column in batch.columns[3:]:
+        _, offsets, data = column.buffers()
+        ends = np.frombuffer(offsets, np.int32, rows + 1, 4 * (column.offset + first))
+        begin, size = int(ends[0]), int(ends[-1] - ends[0])
+        part = data.slice(begin, size) if size else data
+        arrays.append(
+            pa.Array.from_buffers(column.type, rows, [None, pa.py_buffer(ends - ends[0]), part], null_count=0)
+        )
+    return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
+
+
 def table_of(lines: list[Any]) -> I64:
     """Stack lines into the table that the kernels take."""
     return np.stack(lines) if lines else np.empty((0, LINE), dtype=np.int64)
@@ -524,6 +596,7 @@ def warm() -> None:
     block = pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
     table = table_of([describe(block)])
     refs, _, _ = order_rows(table, 0, 5, np.zeros(1, dtype=np.int64))
+    run_end(refs, 0, next_run(refs, 0, 1))
     sorted_block, _ = take(table, refs)
     table = table_of([describe(sorted_block)])
     merge(table, np.zeros(1, dtype=np.int64), np.full(1, 2, dtype=np.int64), refs)

@@ -274,7 +274,8 @@ class SpanStore:
         taken = np.zeros(len(chosen), dtype=np.int64)
         refs, low, high = kernels.order_rows(table, after, upto, taken)
         if len(refs):
-            batches = kernels.take_all(table, refs, self._store.scratch())
+            blocks = [held.batch for held in chosen]
+            batches = kernels.take_or_share(blocks, table, refs, self._store.scratch())
             self._files.add(batches, len(refs), low, high)
             self.rows_sealed += len(refs)
         # docs/guarantees.md#too-little-disk-space-delays-delivery-but-never-loses-data: rows

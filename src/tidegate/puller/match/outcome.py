@@ -54,7 +54,11 @@ class MatchOutcome:
         self.notes = longer(self.notes, int(counts[k.C_NOTES]) + events + 2 * len(table))
 
     def blocks(self) -> list[tuple[int, pa.RecordBatch]]:
-        """The changes as blocks, each with its span's number; in a span, in the order they were completed."""
+        """The changes as blocks, each with its span's number.
+
+        In a span they are in the order they were completed, those of a transaction that follow one another by
+        class.
+        """
         count = self.changes
         blocks: list[tuple[int, pa.RecordBatch]] = []
         if count == 0:
@@ -63,22 +67,25 @@ class MatchOutcome:
         # A stable sort, because the changes of a span must keep their order.
         if not gather_kernels.one_span(address(out), count):
             out = out[np.argsort(out[:count, k.O_SPAN], kind="stable")]
-        first, at, sizes = 0, address(out), np.zeros(3, dtype=np.int64)
+        numbers = np.empty(count, dtype=np.int64)
+        first, at, order, sizes = 0, address(out), address(numbers), np.zeros(3, dtype=np.int64)
+        gather_kernels.by_class(at, count, order)
         while first < count:
             most = MAX_BLOCK_ROWS, MAX_BLOCK_BYTES
-            end = gather_kernels.measure(at, first, count, *most, address(sizes))
-            blocks.append((int(out[first, k.O_SPAN]), self._gather(at, first, end, sizes.tolist())))
+            end = gather_kernels.measure(at, order, first, count, *most, address(sizes))
+            span = int(out[numbers[first], k.O_SPAN])
+            blocks.append((span, self._gather(at, order, first, end, sizes.tolist())))
             first = end
         return blocks
 
-    def _gather(self, out: int, first: int, end: int, sizes: list[int]) -> pa.RecordBatch:
+    def _gather(self, out: int, order: int, first: int, end: int, sizes: list[int]) -> pa.RecordBatch:
         rows = end - first
         widths = [8 * rows, 8 * rows, rows]
         for size in sizes:
             widths += [4 * (rows + 1), size]
         buffers = self._slabs.buffers(widths)
         columns = np.array([b.address for b in buffers], dtype=np.int64)
-        gather_kernels.gather(out, first, end, address(columns))
+        gather_kernels.gather(out, order, first, end, address(columns))
         arrays = [pa.Array.from_buffers(_TYPES[i], rows, [None, buffers[i]]) for i in range(3)]
         for i in range(3, 6):
             arrays.append(pa.Array.from_buffers(_TYPES[i], rows, [None, *buffers[2 * i - 3 : 2 * i - 1]]))
