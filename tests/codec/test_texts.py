@@ -13,8 +13,8 @@ from tests.contracts.codec_rows import messages_of
 from tests.guarded import Guarded
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options, encoder
-from tidegate.kernel import PAD
-from tidegate.model.cells import Extent
+from tidegate.kernel import PAD, buffer
+from tidegate.model.cells import Extent, take
 from tidegate.model.row import RowChange
 from tidegate.tidb.table_info import table_schema
 
@@ -73,7 +73,7 @@ def test_a_text_at_the_end_of_memory_is_written_as_any_other(protocol: str) -> N
     assert [one for _, one in messages_of(found)] == encoder(options).encode_rows(rows, BUILD_MS)
 
 
-@pytest.mark.parametrize("extent", [None, Extent(100, 0)], ids=["unknown", "known"])
+@pytest.mark.parametrize("extent", [None, Extent(100, 4000)], ids=["unknown", "known"])
 def test_nothing_is_written_behind_a_buffer_whatever_its_size(extent: Extent | None) -> None:
     """The kernel asks first whether the largest texts of the block fit, and only then those of the row."""
     options, zeros = codec_options({"protocol": "canal-json"}), np.zeros(20, dtype=np.int32)
@@ -84,3 +84,18 @@ def test_nothing_is_written_behind_a_buffer_whatever_its_size(extent: Extent | N
         found = encode_block(block, zeros, options, BUILD_MS, lambda asked, size=size: memory[:size])
         assert [one for _, one in messages_of(found)] == wanted
         assert (memory[size:] == 7).all()
+
+
+def test_a_few_rows_of_a_block_get_no_memory_for_its_largest_row() -> None:
+    """A block with alignment marks is encoded in many parts, and their memory is held until all are done."""
+    options, asked = codec_options({"protocol": "canal-json"}), list[int]()
+    rows = [RowChange(TABLE, 9, 8, 100, i, None, (i, b"a")) for i in range(20)]
+    block = replace(block_of(rows), extent=Extent(6 << 20, 7 << 20))
+
+    def taken(size: int) -> np.ndarray:
+        asked.append(size)
+        return buffer(size)
+
+    for row in range(20):
+        encode_block(take(block, np.array([row])), np.zeros(1, dtype=np.int32), options, BUILD_MS, taken)
+    assert sum(asked) < 1 << 20

@@ -34,6 +34,9 @@ Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 
 _SCRATCH_SLACK: Final = 8192
+_SHARE: Final = 16
+"""An extent counts only if its largest image is at most one part in so many of its total. A larger image may
+be of a row that is in another part of the block, and memory for 40 times its bytes would be asked for."""
 SCRATCH_BYTES: Final = 1 << 16
 """Scratch memory that is kept between calls: enough for values of up to 2,000 bytes."""
 
@@ -199,7 +202,8 @@ class _Encoding:
         The job gets what the values of a row can become.
         """
         extent, job = self._block.extent, bound.job
-        if extent is None:
+        # A few rows, or rows of very different sizes, are measured: that takes little time, and saves memory.
+        if extent is None or _SHARE * extent.largest > extent.total:
             variable = kernels.measure(bound.job_at)
             return int(job[job_kernels.J_NEED // 8]), variable
         # Whichever columns have the bytes of an image, none of them grows more than the one that grows most.
