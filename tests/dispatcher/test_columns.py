@@ -13,6 +13,7 @@ from tidegate.config.settings import ColumnSelector
 from tidegate.consumer.table.definition import from_info
 from tidegate.dispatcher.columns import ColumnSelectors
 from tidegate.errors import Fatal, InvalidInput
+from tidegate.model.cells import Extent
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import RowChange
 from tidegate.mounter.rows import rows_of
@@ -63,6 +64,11 @@ def test_what_is_encoded_is_the_narrower_row(protocol: str) -> None:
     ]
     assert values == [message.value for message in wanted]
     assert [row.new for row in rows_of(block)] == [narrowed(row).new for row in changes()]
+
+
+def test_columns_that_are_not_sent_do_not_count_among_the_bytes_of_a_block() -> None:
+    block = replace(block_of(changes()), extent=Extent(1000, 1 << 30))
+    assert PICKY.of_block(block).extent is None
 
 
 def test_a_selected_table_is_made_once_and_others_are_left_alone() -> None:

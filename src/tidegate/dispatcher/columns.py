@@ -94,7 +94,8 @@ class ColumnSelectors:
         if selected is None:
             return block
         new, old = (_columns_of(image, selected.kept) for image in (block.new, block.old))
-        return replace(block, table=selected.table, new=new, old=old)
+        # The extent counts the columns that are not sent, which may have most of the bytes.
+        return replace(block, table=selected.table, new=new, old=old, extent=None)
 
     def of_event(self, event: DdlEvent) -> DdlEvent:
         """The event with the definitions reduced to the columns that a target gets."""
