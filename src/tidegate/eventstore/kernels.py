@@ -372,7 +372,8 @@ def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes
 def run_end(refs: I64, first: int, end: int) -> int:
     """The end of the rows from refs[first] on that follow one another in their block, too.
 
-    Reads references. Writes nothing. Bound: refs[first:end]. Twin: none, see `whole_run`.
+    Reads references. Writes nothing. Bound: refs[first:end]. Twin: none, because a shorter
+    run is as right.
     """
     i = first + 1
     # The last reference of a block and the first one of the next are far apart, so a run is in one block.

@@ -132,20 +132,20 @@ _CLASSES: Final = 3
 
 
 @inline
-def change_class(out: int, i: int) -> int:
+def change_class(out: int, change: int) -> int:
     """The class of a change, as in `eventstore.kernels`."""
-    if out_word(out, i, O_OP) == np.uint64(OP_DELETE):
+    if out_word(out, change, O_OP) == np.uint64(OP_DELETE):
         return 0
-    return 1 if out_word(out, i, O_OLD_SIZE) != np.uint64(0) else 2
+    return 1 if out_word(out, change, O_OLD_SIZE) != np.uint64(0) else 2
 
 
 @inline
-def same_transaction(out: int, i: int, j: int) -> bool:
+def same_transaction(out: int, one: int, other: int) -> bool:
     """Whether two changes belong to one transaction and span."""
     return bool(
-        (out_word(out, i, O_COMMIT) == out_word(out, j, O_COMMIT))
-        & (out_word(out, i, O_START) == out_word(out, j, O_START))
-        & (out_word(out, i, O_SPAN) == out_word(out, j, O_SPAN))
+        (out_word(out, one, O_COMMIT) == out_word(out, other, O_COMMIT))
+        & (out_word(out, one, O_START) == out_word(out, other, O_START))
+        & (out_word(out, one, O_SPAN) == out_word(out, other, O_SPAN))
     )
 
 
