@@ -18,6 +18,8 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +31,7 @@ from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options
 from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.kernels import changed_keys, partition_block
-from tidegate.eventstore import reader
+from tidegate.eventstore import kernels, reader
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pages import columns_of
 from tidegate.model.block import ENTRY_SCHEMA
@@ -47,16 +49,13 @@ from tidegate.tidb.keys import int_record
 from tidegate.verify.fingerprint import fingerprints
 
 LOGS: Final = Path(__file__).parents[1] / "tests" / "golden" / "changelog"
-ROWS: Final = 4_096
-"""Rows of a block."""
+ROWS: Final = 4_096  # of a block
 OLD_PROTOCOLS: Final = ("open-protocol", "canal-json")
 BUILD_MS: Final = 1_795_246_227_886
 PARTITIONS: Final = 16
 REGIONS: Final = 64
-MESSAGE: Final = 1_000
-"""Rows of a message from a store."""
-OPEN: Final = 10
-"""Messages of prewrites that come before the first commit."""
+MESSAGE: Final = 1_000  # rows of a message from a store
+OPEN: Final = 10  # messages of prewrites that come before the first commit
 EVENTS: Final = 40
 """Messages of prewrites, and as many of commits."""
 SPILL_BYTES: Final = 1 << 20
@@ -189,9 +188,9 @@ def _matching() -> Iterator[Work]:
 # --- event store ----------------------------------------------------------------------------------------
 
 
-def _stored_blocks(late: bool) -> list[pa.RecordBatch]:
+def _stored_blocks(late: bool, ordered: bool = False) -> list[pa.RecordBatch]:
     """STORED rows of 120 bytes in blocks of 20,000, ten for each commit ts, shuffled in their block. `late`:
-    over all blocks.
+    over all blocks. `ordered`: each block is in the store's order.
     """
     rng, size = np.random.default_rng(7), 20_000
     every = rng.permutation(STORED) if late else np.arange(STORED)
@@ -204,19 +203,24 @@ def _stored_blocks(late: bool) -> list[pa.RecordBatch]:
         commits = every[first : first + size].astype(np.uint64) // 10 + 2
         rng.shuffle(commits)
         columns = [pa.array(commits), pa.array(commits - 1), pa.array(np.ones(size, np.uint8))]
-        made.append(pa.RecordBatch.from_arrays([*columns, keys, values, olds], schema=ENTRY_SCHEMA))
+        block = pa.RecordBatch.from_arrays([*columns, keys, values, olds], schema=ENTRY_SCHEMA)
+        if ordered:
+            table = kernels.table_of([kernels.describe(block)])
+            block = kernels.take(table, kernels.order_rows(table, 0, STORED, np.zeros(1, np.int64))[0])[0]
+        made.append(block)
     return made
 
 
 def _storing() -> Iterator[Work]:
-    in_time, late, upto = _stored_blocks(False), _stored_blocks(True), STORED // 10 + 1
+    in_time, ordered, late = _stored_blocks(False), _stored_blocks(False, True), _stored_blocks(True)
+    upto = STORED // 10 + 1
 
-    def written(folder: Path, runs: bool) -> tuple[Any, str]:
+    def written(folder: Path, runs: bool, blocks: list[pa.RecordBatch]) -> tuple[Any, str]:
         """A store with all rows. `runs`: sealed once, after too little memory made it write runs."""
         store = EventStore(folder, memory_bytes=RUN_BYTES if runs else 1 << 30)
         span = store.open_span(Span(b"t", b"u"))
         span.begin(1)
-        for number, block in enumerate(late if runs else in_time, 1):
+        for number, block in enumerate(blocks, 1):
             span.append(block)
             if not runs and number % 2 == 0:
                 span.seal(number * block.num_rows // 10 + 1)
@@ -226,12 +230,12 @@ def _storing() -> Iterator[Work]:
             store.publish()
         return store, span.id
 
-    def writing(runs: bool) -> Prepare:
+    def writing(runs: bool, blocks: list[pa.RecordBatch]) -> Prepare:
         def prepare() -> Run:
             folder = tempfile.TemporaryDirectory(prefix="tidegate-bench-")
 
             def run() -> None:
-                written(Path(folder.name), runs)[0].close()
+                written(Path(folder.name), runs, blocks)[0].close()
                 folder.cleanup()
 
             return run
@@ -245,14 +249,15 @@ def _storing() -> Iterator[Work]:
 
         return lambda: run
 
-    for runs, name in ((False, "event store"), (True, "event store with runs")):
-        yield f"{name}: write", "row", STORED, writing(runs)
+    stored = (False, "", in_time), (False, ", rows in order", ordered), (True, " with runs", late)
+    for runs, how, blocks in stored:
+        yield f"event store{how}: write", "row", STORED, writing(runs, blocks)
         with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
-            store, span_id = written(Path(folder), runs)
-            yield f"{name}: read", "row", STORED, reading(store, span_id)
+            store, span_id = written(Path(folder), runs, blocks)
+            yield f"event store{how}: read", "row", STORED, reading(store, span_id)
             if not runs and "tables" in inspect.signature(reader.read).parameters:
                 one_table = reading(store, span_id, tables=[TABLES // 2])
-                yield f"{name}: read one table", "row", STORED // TABLES, one_table
+                yield f"event store{how}: read one table", "row", STORED // TABLES, one_table
             store.close()
 
 
@@ -437,9 +442,7 @@ def _protocols() -> Iterator[tuple[str, dict[str, str]]]:
 def _messages(name: str, table: TableSchema, group: Any, given: dict[str, str]) -> Iterator[Work]:
     options = codec_options({"protocol": name.partition(" ")[0], **given})
     zeros, n = np.zeros(len(group), dtype=np.int32), len(group)
-    done = encode_block(group, zeros, options, BUILD_MS)
-    room = done.data
-
+    room = encode_block(group, zeros, options, BUILD_MS).data
     # In an older tree it is the buffer itself.
     taken: Any = (lambda size: room) if "taken" in inspect.signature(encode_block).parameters else room
 
@@ -447,6 +450,9 @@ def _messages(name: str, table: TableSchema, group: Any, given: dict[str, str]) 
         encode_block(group, zeros, options, BUILD_MS, taken)
 
     yield f"encode {name}", "row", n, lambda: encode
+    if name.startswith("open-protocol") and hasattr(group, "extent"):
+        unsized: Any = partial(encode_block, replace(group, extent=None), zeros, options, BUILD_MS)
+        yield f"encode {name}, sizes unknown", "row", n, lambda: unsized
     messages = encode_block(group, zeros, options, BUILD_MS)
     read = _reading(table, options)
     keys = _texts(messages.data, messages.key_start, messages.key_length)
