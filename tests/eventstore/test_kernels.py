@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.eventstore.entries import entries
 from tidegate.eventstore import kernels, segment
 from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
+from tidegate.model.block import MAX_BLOCK_BYTES
 
 
 def sorted_by_kernel(blocks: list[pa.RecordBatch], after: int, upto: int, cut: int = 1000) -> list[Entry]:
@@ -74,6 +75,18 @@ def test_rows_in_order_are_not_copied_and_their_block_is_kept() -> None:
         [shared], kernels.table_of([kernels.describe(shared)]), refs, kernels.allocate
     )
     assert few.column(4).buffers()[2].address != memory
+
+
+def test_shared_blocks_keep_the_limit_and_end_between_transactions() -> None:
+    rows = [Entry(i // 50, 1, 1, b"k%06d" % i, bytes(4096), b"") for i in range(50, 3050)]
+    blocks = [block_of(rows)]
+    table = kernels.table_of([kernels.describe(b) for b in blocks])
+    refs, _, _ = kernels.order_rows(table, 0, 99, np.zeros(1, dtype=np.int64))
+    shared = list(kernels.take_or_share(blocks, table, refs, kernels.allocate, 100))
+    assert len(shared) == 2
+    assert sum(b.num_rows for b in shared) == len(rows)
+    assert max(map(segment.data_bytes, shared)) <= MAX_BLOCK_BYTES
+    assert segment.ends(shared[0])[1] < segment.ends(shared[1])[0]
 
 
 def test_rows_out_of_order_are_copied_between_those_that_are_not() -> None:
