@@ -87,4 +87,6 @@ def main(given: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.exit(f"usage: python -m {__spec__.name} MODULE [ARGUMENT...]")
     main(sys.argv[1:])
