@@ -15,6 +15,7 @@ from tidegate.pipeline.host.connected_worker import STUCK_FIRST_S, STUCK_S, Conn
 from tidegate.pipeline.host.load_requests import LoadRequests
 from tidegate.pipeline.host.load_throttle import LOAD_SHARE_MIN, CpuTime
 from tidegate.pipeline.host.placement import Placement
+from tidegate.pipeline.host.signs_of_life import SignsOfLife
 from tidegate.pipeline.host.timetable import Timetable, WorkKind
 from tidegate.pipeline.host.workforce import Workforce
 
@@ -104,3 +105,21 @@ def test_rows_count_as_delivered_for_as_long_as_their_piece_takes(is_proven: boo
     for second in range(30):
         placement._look_at_cores([1], float(second))
     assert requests.throttle.share == share
+
+
+@pytest.mark.parametrize("is_between", [True, False])
+def test_no_worker_is_killed_while_another_is_about_to_be_free(is_between: bool) -> None:
+    """The waiting piece gets the worker that has just connected or finished its piece."""
+    none: Any = SimpleNamespace(
+        changed=threading.Lock(), is_one_coming=lambda now: False, answered=lambda key, well: None
+    )
+    process: Any = SimpleNamespace(pid=1, kill=lambda: None)
+    one: Any = SimpleNamespace(key=KEY)
+    workforce, slow = Workforce(), ConnectedWorker(none, process)
+    workforce.join(slow, 0.0)
+    slow.give(Work(one, none, WorkKind.DELIVER, "rows"), 0.0)
+    slow.silent_s = 9.0
+    if is_between:
+        workforce.join(worker(), 0.0)
+    SignsOfLife(none, none, workforce, none, none, none).make_room(lambda: True)
+    assert slow.killed is not is_between

@@ -77,14 +77,16 @@ class SignsOfLife:
         """Kill the slow worker that has been silent longest, if work waits.
 
         `is_wanted`: whether work waits; called without the lock, because it may read files. Only one worker
-        is killed at a time: the next one not before a new worker has connected, nor while a spare one starts.
+        is killed at a time: the next one not before a new worker has connected, nor while a spare one starts or
+        one is between two pieces.
         """
         now = time.monotonic()
         if now - self._looked_for_room_at < ROOM_S:
             return
         self._looked_for_room_at = now
         with self._changed:
-            if self._supply.is_one_coming(now) or self._workforce.any_killed():
+            workforce = self._workforce
+            if self._supply.is_one_coming(now) or workforce.any_killed() or workforce.any_between():
                 return
             slow = self._workforce.slow()
         if not slow or not is_wanted():

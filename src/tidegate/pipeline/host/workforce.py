@@ -104,3 +104,7 @@ class Workforce:
     def any_killed(self) -> bool:
         """Whether there is a killed worker whose connection has not ended yet."""
         return any(each.killed for each in self._all)
+
+    def any_between(self) -> bool:
+        """Whether a worker has no piece and is not free yet: it has just connected, or finished its piece."""
+        return any(each.work is None and each not in self._free for each in self._all)
