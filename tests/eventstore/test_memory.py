@@ -9,8 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tidegate.eventstore import segment
 from tidegate.eventstore.order import Entry
-from tidegate.eventstore.reader import read
+from tidegate.eventstore.reader import JOINED_BYTES, read
+from tidegate.eventstore.segment import UNLOAD_BYTES, Segment
 from tidegate.eventstore.store import EventStore
 from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, OP_PUT
 from tidegate.model.span import Span
@@ -55,6 +57,59 @@ def test_a_reader_holds_a_few_blocks_of_a_transaction_of_any_size(tmp_path: Path
     assert int(done.stdout) < READER_BYTES[runs]
     keys = [key.as_py() for part in read(tmp_path, span.id, 1, 9) for key in part.column(3)]
     assert keys == [entry.key for entry in entries]
+
+
+@pytest.mark.parametrize(("row_bytes", "is_joined"), [(100, True), (5_000, False)])
+def test_only_small_pieces_are_copied_to_be_joined(tmp_path: Path, row_bytes: int, is_joined: bool) -> None:
+    """A copy of large ones would cost more than to pass on two blocks."""
+    store = EventStore(tmp_path, memory_bytes=1 << 40)
+    span = store.open_span(Span(b"", b""))
+    for ts in (3, 5):
+        rows = [Entry(ts, 1, OP_PUT, b"%08d" % row, b"v" * row_bytes, b"") for row in range(600)]
+        assert (600 * row_bytes >= JOINED_BYTES) is not is_joined
+        span.append(block(rows))
+        span.seal(ts)
+    store.publish()
+    blocks = list(read(tmp_path, span.id, 1, 5))
+    assert [one.num_rows for one in blocks] == ([1200] if is_joined else [600, 600])
+    mapped = [one.column(4).buffers()[2].address in mappings(tmp_path) for one in blocks]
+    assert mapped == ([False] if is_joined else [True, True])
+
+
+def test_pages_of_a_verified_batch_are_mapped_until_the_next_one_is(tmp_path: Path) -> None:
+    """Its rows are read next, and to map it once more costs as much as its CRC."""
+    rows = UNLOAD_BYTES // 1_000
+    batches = [
+        block([Entry(ts, 1, OP_PUT, b"%08d" % row, b"v" * 1_000, b"") for row in range(rows)])
+        for ts in (3, 5, 7)
+    ]
+    info = segment.write(tmp_path, "s", segment.Facts("span", 3 * rows, 3, 7), batches)
+    found = Segment(tmp_path, info)
+    resident = []
+    for index in range(3):
+        found.batch(index)
+        resident.append(sum(mappings(tmp_path).values()))
+    assert all(UNLOAD_BYTES <= each < 2 * UNLOAD_BYTES for each in resident)
+
+
+class Mappings(dict[range, int]):
+    """The resident bytes of each range of addresses. `in`: whether an address is in one of them."""
+
+    def __contains__(self, address: object) -> bool:
+        return any(address in each for each in self)
+
+
+def mappings(folder: Path) -> Mappings:
+    """Those of the files of a folder in this process."""
+    found, at = Mappings(), range(0)
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            first, end = (int(word, 16) for word in words[0].split("-"))
+            at = range(first, end) if words[-1].startswith(str(folder)) else range(0)
+        elif words[0] == "Rss:" and at:
+            found[at] = 1024 * int(words[1])
+    return found
 
 
 def block(entries: list[Entry]) -> pa.RecordBatch:

@@ -27,6 +27,8 @@ from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.position import Place
 from tidegate.model.timestamp import Timestamp
 
+JOINED_BYTES: Final = 2 << 20
+"""Pieces of at least so many bytes are not joined with others: a copy would cost more than another block."""
 SCATTERED: Final = 8
 """If fewer than one in this many rows of a batch is wanted, the rows' sums are verified, not the CRC."""
 
@@ -118,7 +120,7 @@ def merged(
     max_rows: int = MAX_BLOCK_ROWS,
     tables: Collection[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of open segments in (after, upto], sorted; small pieces are joined into blocks.
+    """The rows of open segments in (after, upto], sorted; pieces below `JOINED_BYTES` are joined into blocks.
 
     `tables`: as in `read`.
     """
@@ -126,11 +128,16 @@ def merged(
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for piece in _pieces(segments, after, upto, max_rows, wanted):
-        if held and (rows + piece.num_rows > max_rows or size + piece.nbytes > MAX_BLOCK_BYTES):
+        added = piece.nbytes
+        is_large = added >= JOINED_BYTES
+        if held and (is_large or rows + piece.num_rows > max_rows or size + added > MAX_BLOCK_BYTES):
             yield _joined(held)
             held, rows, size = [], 0, 0
+        if is_large:
+            yield piece
+            continue
         held.append(piece)
-        rows, size = rows + piece.num_rows, size + piece.nbytes
+        rows, size = rows + piece.num_rows, size + added
     if held:
         yield _joined(held)
 
@@ -218,6 +225,9 @@ def _merge(
     heads: list[tuple[Iterator[pa.RecordBatch], pa.RecordBatch]] = []
     for source in sources:
         heads += [(source, batch) for batch in [next(source, None)] if batch is not None]
+        # Its CRC has touched all its bytes, and the merge needs a few of each head at a time.
+        for segment in segments:
+            segment.unload()
     cursors = np.zeros(len(heads), dtype=np.int64)
     while heads:
         ends = np.array([batch.num_rows for _, batch in heads], dtype=np.int64)

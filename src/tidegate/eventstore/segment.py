@@ -263,9 +263,11 @@ class Segment:
     def batch(self, index: int) -> pa.RecordBatch:
         """Batch `index`, its CRC verified; a view of the mapped file.
 
-        After verifying a large batch this calls `unload`, so its pages do not count as this process's memory.
-        The pages that the reader then touches count until the next `unload`.
+        Its pages count as this process's memory until the next call for a large batch, or the next `unload`:
+        to map them again for the rows costs as much as the CRC itself.
         """
+        if self.info.blocks[index].bytes >= UNLOAD_BYTES:
+            self.unload()  # what was verified before
         batch, expected = self._found(index)
         try:
             good, why = f"{_crc(batch):08x}" == expected, "the CRC32C of a batch does not match its bytes"
@@ -274,8 +276,6 @@ class Segment:
         # docs/guarantees.md#a-corrupt-segment-is-never-served: no reader gets a batch whose CRC differs.
         if not good:
             raise self._corrupt(index, why)
-        if self.info.blocks[index].bytes >= UNLOAD_BYTES:
-            self.unload()
         return batch
 
     def unproved(self, index: int) -> pa.RecordBatch:

@@ -1,9 +1,10 @@
 """Cuts the rows of a table version into tiles, which pass all stages one after another. Pure.
 
-The cells of both images of 12,000 rows of 44 columns are 14 MB: more than the caches near the processor hold.
-If all are mounted before the first is encoded, each cell comes back from memory. A tile is small enough to
-stay in a cache, and the memory of its cells serves for the next one (benchmarks/README.md). It is not so
-small that the fixed cost of a call, some 0.1 ms for all stages together, shows.
+The cells of both images of 12,000 rows of 44 columns are 14 MB, and those of 60,000 rows 70 MB: more than
+caches hold. If all are mounted before the first is encoded, each cell comes back from memory. A tile is small
+enough to stay in a cache that cores share, and the memory of its cells serves for the next one. It is not so
+small that the fixed cost of a call shows: 0.1 ms for all stages together, and several times as much where the
+kernels have driven Python's own code out of the caches (benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from tidegate.model.cells import Image, Taken
 
-TILE_BYTES: Final = 4 << 20
+TILE_BYTES: Final = 8 << 20
 """The cells of a tile's two images have at most so many bytes, unless one transaction needs more."""
 _CELL_BYTES: Final = 8 + 4
 """A word and a size."""

@@ -77,8 +77,8 @@ class SignsOfLife:
         """Kill the slow worker that has been silent longest, if work waits.
 
         `is_wanted`: whether work waits; called without the lock, because it may read files. Only one worker
-        is killed at a time: the next one not before a new worker has connected, nor while a spare one starts or
-        one is between two pieces.
+        is killed at a time: the next one not before a new worker has connected, nor while a spare one starts
+        or one is between two pieces.
         """
         now = time.monotonic()
         if now - self._looked_for_room_at < ROOM_S:
