@@ -22,10 +22,9 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Final
@@ -109,6 +108,12 @@ Step = tuple[str, Callable[[], World]]
 """The name of a step, and a function that returns the world after it. May raise Violation."""
 
 
+@cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    """The members of a dataclass."""
+    return tuple(one.name for one in fields(kind))
+
+
 def canon(value: Any) -> Hashable:
     """All that a machine is, as nested tuples: equal for equal machines."""
     if value is None or isinstance(value, (str, int, float, bytes, Enum)):
@@ -119,12 +124,13 @@ def canon(value: Any) -> Hashable:
         return tuple(sorted(map(canon, value), key=repr))
     if isinstance(value, (list, tuple, deque)):
         return tuple(map(canon, value))
+    kind: Any = type(value)
     if is_dataclass(value):
-        return (type(value).__name__, *(canon(getattr(value, one.name)) for one in fields(value)))
+        return (kind.__name__, *(canon(getattr(value, name)) for name in _names_of(kind)))
     if isinstance(value, np.ndarray):
         return tuple(value.tolist())
     members = sorted(vars(value).items())
-    return (type(value).__name__, *((name, canon(one)) for name, one in members if name not in DERIVED))
+    return (kind.__name__, *((name, canon(one)) for name, one in members if name not in DERIVED))
 
 
 def _spent(world: World) -> World:
@@ -593,7 +599,7 @@ class Model:
 
     def _owner_does(self, kept: Kept, *calls: tuple[str, Any]) -> tuple[Kept, list[Effect]]:
         def work() -> tuple[Kept, list[Effect]]:
-            machine: Owner = deepcopy(kept.machine)
+            machine: Owner = kept.copy()
             before, effects = machine.checkpoint, []
             for name, args in calls:
                 found = getattr(machine, name)(*args)
@@ -676,7 +682,7 @@ class Model:
         """As in `server/processor/processor.py`: a new goal ends the pipeline, opens the spans, may begin
         another.
         """
-        machine: Processor = deepcopy(capture.kept.machine)
+        machine: Processor = capture.kept.copy()
         machine.receive(parse(json.loads(text), FROM_OWNER))
         dispatch, goal, known, worker = machine.dispatch, capture.goal, capture.known, None
         opened = capture.opened
@@ -742,7 +748,7 @@ class Model:
         capture = world.captures[i]
 
         def work() -> tuple[Kept, list[Mail]]:
-            machine = deepcopy(capture.kept.machine)
+            machine = capture.kept.copy()
             for name, args in calls:
                 *first, last = args
                 getattr(machine, name)(*first, dict(last) if isinstance(last, tuple) else last)

@@ -12,6 +12,7 @@ Tables k (in LOW) and p (in HIGH) have rows from the start on. A DDL at ts 3 add
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -71,10 +72,17 @@ BATCH: Final = DdlBatch(DDL_TS, (CREATE,), (TASKS["q"],))
 class Kept:
     """A machine as it is at one time. Nobody changes it, and equal ones are one object."""
 
-    __slots__ = ("machine",)
+    __slots__ = ("_pickled", "machine")
 
     def __init__(self, machine: Any) -> None:
         self.machine = machine
+        self._pickled = b""
+
+    def copy(self) -> Any:
+        """A machine that may be changed. Each is copied for several steps, so it is pickled once."""
+        if not self._pickled:
+            self._pickled = pickle.dumps(self.machine, pickle.HIGHEST_PROTOCOL)
+        return pickle.loads(self._pickled)
 
 
 class Mail(NamedTuple):
