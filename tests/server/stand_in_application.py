@@ -35,7 +35,8 @@ def begin(control: ControlClient, out: Path, spec: Path) -> int:
         os._exit(1)
 
 
-def main(out: Path, socket: Path) -> None:
+def main() -> None:
+    out, socket = map(Path, sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     bind_forks(signal.SIGKILL)
     control = ControlClient(socket, ApplicationHello(os.getpid()))
@@ -60,4 +61,4 @@ def main(out: Path, socket: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.server import forks
 from tests.server.stand_in_pipeline import lines_of, opener
 from tests.small_tables import ID, SmallTables, number, text
 from typer.testing import CliRunner
@@ -36,6 +37,7 @@ from tidegate.server.capture import Capture, Options
 from tidegate.server.captures.message_client import scheme
 from tidegate.server.catalogue.catalogues import Shared
 from tidegate.server.delivery.sink_thread import OpenSink
+from tidegate.server.supervision.supervisor import Spawn, spawn
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.tls import Tls
 from tidegate.workload.bank import BankWorkload
@@ -69,6 +71,7 @@ class Running:
         etcd: str = "",
         tls: Tls | None = None,
         record: Path | None = None,
+        spawn: Spawn = forks.spawn,
     ) -> None:
         self.out, self.data_dir = out, data_dir
         out.mkdir(exist_ok=True)
@@ -85,6 +88,7 @@ class Running:
             standing_by=self._ready,
             api_tls=tls,
             record=record,
+            spawn=spawn,
         )
         self.address = ""
         self._up = threading.Event()
@@ -233,7 +237,8 @@ def test_rows_and_ddl_arrive_in_order_once_through_kills_and_a_restart(
 
     capture.stop()
     work(bank, 400)
-    again = Running(upstream.pd_addr, capture.data_dir, capture.out)
+    # Here as outside tests: started with the product's command, by the product's launcher.
+    again = Running(upstream.pd_addr, capture.data_dir, capture.out, spawn=spawn)
     try:
         end = pd.tso()
         again.wait_checkpoint("one", end)

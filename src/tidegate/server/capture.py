@@ -66,7 +66,7 @@ from tidegate.server.pulling.pullers import PullerOptions, Pullers
 from tidegate.server.pulling.spans import SpanRegistry
 from tidegate.server.session import CaptureSession
 from tidegate.server.supervision import compilation
-from tidegate.server.supervision.supervisor import Connection
+from tidegate.server.supervision.supervisor import Connection, Spawn, spawn
 from tidegate.server.tenure import Tenure
 from tidegate.tls import Tls
 
@@ -105,6 +105,8 @@ class Options:
     application_command: ApplicationCommand = application_command
     elsewhere: bool = False
     """Whether `application_command` runs the workers on other machines."""
+    spawn: Spawn = spawn
+    """Starts pullers and the application, which must end when the capture's process does."""
     etcd: str = ""
     """Endpoints of the etcd that several captures share; empty: this capture is alone."""
     session_ttl_s: int = 10
@@ -127,7 +129,7 @@ class Capture:
     def __init__(self, options: Options, process: CaptureProcess | None = None) -> None:
         """`process`: what the last capture of this process has kept; None: this is the first one."""
         self.options = options
-        self.process = process or CaptureProcess(options.application_command, options.clock)
+        self.process = process or CaptureProcess(options.application_command, options.clock, options.spawn)
         self.id = options.id or str(uuid.uuid4())
         self.cluster = 0
         self.takes_messages = False
@@ -272,6 +274,7 @@ class Capture:
             event_store_bytes=options.event_store_bytes,
             event_store_reserve=options.event_store_reserve,
             timeout_s=options.puller_timeout_s,
+            spawn=options.spawn,
         )
         return Pullers(started_with, options.clock, self._open_catalogues, self._on_puller_error)
 

@@ -23,7 +23,7 @@ from tidegate.model.reports import ApplicationHello, ConnectionClosed, FromAppli
 from tidegate.server.captures.data_folder import lock_folder
 from tidegate.server.delivery.application import Application, ApplicationCommand
 from tidegate.server.delivery.plan import Paths
-from tidegate.server.supervision.supervisor import Connection, ControlSocket
+from tidegate.server.supervision.supervisor import Connection, ControlSocket, Spawn
 
 Receiver = Callable[[Connection, Report], Awaitable[None]]
 """Takes the reports of a capture's other children: pullers and pipelines."""
@@ -32,8 +32,8 @@ Receiver = Callable[[Connection, Report], Awaitable[None]]
 class CaptureProcess:
     """Shared by the captures of one process, one after the other. `close` may be called twice."""
 
-    def __init__(self, command: ApplicationCommand, clock: Clock) -> None:
-        self._command, self._clock = command, clock
+    def __init__(self, command: ApplicationCommand, clock: Clock, spawn: Spawn) -> None:
+        self._command, self._clock, self._spawn = command, clock, spawn
         self._lock: int | None = None
         self._socket: ControlSocket | None = None
         self._application: Application | None = None
@@ -52,7 +52,9 @@ class CaptureProcess:
         """The application, which runs as soon as it is needed. Other children report to `receiver` now."""
         self._receiver = receiver
         if self._application is None:
-            self._application = Application(self._command, paths.socket, paths.application, self._clock)
+            self._application = Application(
+                self._command, paths.socket, paths.application, self._clock, self._spawn
+            )
         if self._socket is None:
             self._socket = ControlSocket(paths.socket, self._receive)
             await self._socket.open()

@@ -32,7 +32,7 @@ from tidegate.model.reports import (
     Run,
     Working,
 )
-from tidegate.server.supervision.supervisor import Child, Connection, spawn
+from tidegate.server.supervision.supervisor import Child, Connection, Spawn, spawn
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -75,7 +75,10 @@ class Running:
 class Application:
     """The application of a capture. Lives in one asyncio loop."""
 
-    def __init__(self, command: ApplicationCommand, socket: Path, folder: Path, clock: Clock) -> None:
+    def __init__(
+        self, command: ApplicationCommand, socket: Path, folder: Path, clock: Clock, spawn: Spawn = spawn
+    ) -> None:
+        self._spawn = spawn
         self._command, self._socket, self._folder, self._clock = command, socket, folder, clock
         self._child: Child | None = None
         self._connection: Connection | None = None
@@ -210,7 +213,7 @@ class Application:
             began = self._clock.monotonic()
             try:
                 command = self._command(self._socket, self._folder)
-                self._child = await spawn("application", command, self.log)
+                self._child = await self._spawn("application", command, self.log)
                 code = await self._to_its_end(self._child)
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
                 event(LOG, logging.WARNING, "application ended", how=how)

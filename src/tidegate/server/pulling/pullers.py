@@ -28,7 +28,7 @@ from tidegate.server.catalogue.catalogues import Catalogues
 from tidegate.server.pulling.puller_process import store_dir
 from tidegate.server.pulling.spans import Captured, SpanRegistry
 from tidegate.server.supervision.processes import described
-from tidegate.server.supervision.supervisor import Child, Connection, spawn
+from tidegate.server.supervision.supervisor import Child, Connection, Spawn, spawn
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class PullerOptions:
     """The share of the disk that each event store leaves free, limited to RESERVE_MAX bytes."""
     timeout_s: float
     """A puller that follows spans and reports nothing for this long is killed and restarted."""
+    spawn: Spawn = spawn
 
 
 class Pullers:
@@ -150,7 +151,7 @@ class Pullers:
         while True:
             began = self._clock.monotonic()
             try:
-                puller = await spawn(name, command, options.data_dir / f"{name}.log")
+                puller = await options.spawn(name, command, options.data_dir / f"{name}.log")
             except (OSError, TidegateError) as error:  # for example no disk space for its log
                 event(LOG, logging.WARNING, "puller not started", kv_mode=kv_mode, error=str(error))
                 # The supervisor must outlive a full disk, because nothing else would start the puller again.

@@ -105,6 +105,10 @@ async def spawn(
     return Child(name, process)
 
 
+Spawn = Callable[[str, Sequence[str], Path], Awaitable[Child]]
+"""Starts a child as `spawn` does, given its name, command and log."""
+
+
 @dataclass(slots=True, eq=False)
 class Connection:
     """One child's connection to the socket, after its hello."""
