@@ -267,9 +267,24 @@ def test_commands_send_the_token(
     assert "not JSON" in with_it.stderr, "let in; there is no such route here"
 
 
-async def _asked(port: int, tls: Tls) -> httpx.Response:
+async def _asked(port: int, tls: Tls | None) -> httpx.Response:
     async with peer_client(tls, 20.0) as client:
         return await client.get(f"https://127.0.0.1:{port}/")
+
+
+def test_a_client_without_tls_reads_no_authorities_and_trusts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*given: object, **more: object) -> None:
+        raise AssertionError("it reads the certificates of all authorities")
+
+    server = Running(Rules(), Authority(tmp_path).signed("capture"))
+    monkeypatch.setattr("ssl.create_default_context", never)
+    try:
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            asyncio.run(_asked(server.port, None))
+    finally:
+        server.stop()
 
 
 def test_with_tls_only_clients_with_a_certificate_of_the_ca_are_let_in(tmp_path: Path) -> None:
