@@ -51,7 +51,10 @@ cluster id."""
 RAW_LAG: Final = compose(3000)
 """Subtracted from the resolved ts of raw keys: the resolved ts of a deposed leader may be above timestamps
 that the new leader's causal provider still assigns (tikv/migration#193, `resolved-ts-safe-interval`)."""
-BATCH_BYTES: Final = 8 << 20
+BATCH_BYTES: Final = 7 << 20
+"""The worker takes messages until they have so many bytes. With the last one, of about 1 MB, their rows fit
+into one block of the store (`MAX_BLOCK_BYTES`). A second block with a few rows would cost nearly as much.
+"""
 GATHERED_FROM: Final = 2 << 20
 """After a batch of at least so many bytes the worker waits until as many as it takes at once have arrived."""
 GATHER_S: Final = 0.03
