@@ -17,7 +17,7 @@ of metadata that `TableSnapshot.metadata` names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -109,9 +109,10 @@ def snapshot_in(store: Store, at: int | None = None) -> Snapshot:
 
 def newest_position(store: Store) -> str | None:
     """The position of the newest snapshot; None: there is none."""
-    if catalog_of(store) is None:
+    found = catalog_of(store)
+    if found is None:
         return None
-    with _catalog(store) as catalog:
+    with closing(found) as catalog:
         table = _index_of(catalog)
         return None if table is None else index.position_of(table, index.newest(table))
 
