@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.consumer.memory_topic import MemoryTopic
-from tests.consumer.topics import Event, events_of, messages_of
+from tests.consumer.recorded import messages_of_log
+from tests.consumer.topics import Event, Mark, events_of
 from tidegate.codec.registry import CODECS, codec_options
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.sql_text import sql_rows
@@ -16,6 +17,9 @@ from tidegate.workload.changelog import SnapshotLine, read_log, snapshot_diff
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
 PARTITIONS = 3
+
+_coming, _mounted, _ends = events_of(BANK), list[Event](), dict[int, int]()
+"""The events that were not asked for yet, those that were, and how many of these each mark ends."""
 
 
 @cache
@@ -26,8 +30,16 @@ def snapshots() -> list[SnapshotLine]:
 
 @cache
 def bank_events(last_snapshot: int = -1) -> Sequence[Event]:
-    """The events of the bank log up to one of its snapshots. It takes seconds to mount all of it."""
-    return tuple(events_of(BANK, until=snapshots()[last_snapshot].ts))
+    """The events of the bank log up to one of its snapshots. No event is mounted twice in one process."""
+    ts = snapshots()[last_snapshot].ts
+    if ts not in _ends:
+        for event in _coming:
+            _mounted.append(event)
+            if isinstance(event, Mark):
+                _ends[event.ts] = len(_mounted)
+                if event.ts == ts:
+                    break
+    return tuple(_mounted[: _ends[ts]])
 
 
 @cache
@@ -35,7 +47,7 @@ def bank_topic(protocol: str, last_snapshot: int = -1) -> MemoryTopic:
     """The bank log up to one of its snapshots as a topic of three partitions."""
     extension = CODECS[protocol].unmarked is not None
     options = codec_options({"protocol": protocol, "enable-tidb-extension": extension})
-    messages = messages_of(bank_events(last_snapshot), options, PARTITIONS)
+    messages = messages_of_log(BANK, options, PARTITIONS, snapshots()[last_snapshot].ts)
     return MemoryTopic(options, PARTITIONS, messages)
 
 

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from tests.consumer.at_delta import applier_of
-from tidegate.codec.base import Batch, CodecOptions
+from tidegate.codec.base import Batch, CodecOptions, Decoder
 from tidegate.codec.decode import decoder
 from tidegate.codec.entry import DdlTo
 from tidegate.codec.registry import reader_of
@@ -45,6 +45,18 @@ class MemoryTopic:
         self.partitions: dict[int, list[Message]] = {number: [] for number in numbers}
         for partition, message in messages:
             self.partitions[partition].append(message)
+        self._kept: tuple[CodecOptions, Decoder] | None = None
+
+    def decoder(self) -> Decoder:
+        """One for all ranges, as a worker process has it.
+
+        One that learns definitions is new for each range, because it may know none after a restart.
+        """
+        if reader_of(self.options).definitions is not None:
+            return decoder(self.options)
+        if self._kept is None or self._kept[0] != self.options:
+            self._kept = self.options, decoder(self.options)
+        return self._kept[1]
 
     def only(self, *names: str) -> MemoryTopic:
         """Some of the topics."""
@@ -78,7 +90,7 @@ class MemoryTopic:
             range(start, start + len(found)),
             [list(m.headers) for m in found],
         )
-        decoded = decoder(self.options).decode(batch)
+        decoded = self.decoder().decode(batch)
         staging.mkdir(parents=True, exist_ok=True)
         resolved, aligns = split_resolved(decoded.resolved, mark_headers(batch, decoded.resolved))
         return Fetched(

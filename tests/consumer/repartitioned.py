@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from tests.consumer.logs import BANK, PARTITIONS, bank_events, snapshots
+from tests.consumer.logs import PARTITIONS, bank_events, snapshots
 from tests.consumer.memory_topic import MemoryTopic
-from tests.consumer.topics import Event, Mark, Places, events_of, messages_to
+from tests.consumer.topics import Event, Mark, Places, messages_to
 from tidegate.codec.base import CodecOptions
 from tidegate.codec.registry import CODECS, codec_options, encoder, marks
 from tidegate.dispatcher.router import Router
@@ -117,7 +117,7 @@ def keys_that_moved(changes: Sequence[tuple[int, int]], first: int = PARTITIONS)
     """How many rows are on other partitions behind a change than before."""
     places, found, seen = Layouts(first), 0, dict[tuple[object, ...], int]()
     coming = iter([*changes, (0, 0)])
-    for held in stretches(events_of(BANK), changes):
+    for held in stretches(bank_events(), changes):
         for row in held:
             if isinstance(row, RowChange):
                 image = row.new if row.new is not None else row.old

@@ -10,11 +10,12 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.codec.test_avro import _Registry
-from tests.consumer.logs import PARTITIONS, bank_events, snapshots
+from tests.consumer.logs import BANK, PARTITIONS, snapshots
 from tests.consumer.memory_topic import MemoryTopic, consume_by_offset
 from tests.consumer.one_table import KEY_FLAGS, OneTable
+from tests.consumer.recorded import messages_of_log
 from tests.consumer.test_job import LINE, PATIENCE_S, bank_messages
-from tests.consumer.topics import Event, Mark, messages_of, publish
+from tests.consumer.topics import Event, publish
 from tests.contracts.maxwell_writer import MaxwellWriter
 from tidegate.codec.base import CodecOptions, DdlMessage
 from tidegate.codec.protocols.avro.schema import AvroOptions
@@ -91,8 +92,7 @@ def canal(events: Iterable[Event], *, header: bool) -> MemoryTopic:
 @pytest.mark.parametrize(("protocol", "last"), [("canal-json", -1), ("debezium", 5)])
 def test_the_bank_log_ends_as_sql_saw_it(tmp_path: Path, protocol: str, last: int) -> None:
     options, line = codec_options({"protocol": protocol}), snapshots()[last]
-    events = [event for event in bank_events(last) if not isinstance(event, Mark)]
-    topic = MemoryTopic(options, PARTITIONS, messages_of(events, options, PARTITIONS))
+    topic = MemoryTopic(options, PARTITIONS, messages_of_log(BANK, options, PARTITIONS, line.ts))
     for rounds in (3, 1 << 30):
         consume_by_offset(topic, tmp_path / "target", size=1500, rows=2000, rounds=rounds)
     assert wrong(tmp_path / "target", line) == {}

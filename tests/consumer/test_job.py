@@ -23,9 +23,10 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql import SparkSession
 
-from tests.consumer.logs import bank_events, differences, snapshots
+from tests.consumer.logs import BANK, differences, snapshots
+from tests.consumer.recorded import messages_of_log
 from tests.consumer.test_apply import TOTAL, bank_sums
-from tests.consumer.topics import messages_of, publish
+from tests.consumer.topics import publish
 from tests.fixtures.kafka import Broker
 from tidegate.codec.base import BadMessage
 from tidegate.codec.registry import codec_options
@@ -86,7 +87,7 @@ def bank_messages(protocol: str = "open-protocol", extension: bool = True) -> Se
     """The bank log up to snapshot LINE as messages of three partitions."""
     canal = {"enable-tidb-extension": True} if protocol == "canal-json" else {}
     options = codec_options({"protocol": protocol} | canal)
-    found = list(messages_of(bank_events(LINE), options, 3))
+    found = list(messages_of_log(BANK, options, 3, snapshots()[LINE].ts))
     if not extension:
         plain = [(p, m, re.sub(rb',"_tidb":\{"commitTs":\d+\}', b"", m.value)) for p, m in found]
         found = [(p, replace(m, value=value)) for p, m, value in plain if b'"_tidb"' not in value]

@@ -62,7 +62,7 @@ def events_of(path: Path, until: int | None = None, every: int = 50, force: bool
             continue
         assert store is not None
         yield from _rows(line, store, values, force)
-        done = list(_ddls(line, store))
+        done = list(ddls_of(line, store))
         yield from done
         since += 1
         if done or since >= every:
@@ -94,14 +94,17 @@ def _rows(txn: Txn, store: SchemaStore, values: dict[bytes, bytes], force: bool)
     yield from rows
 
 
-def _ddls(txn: Txn, store: SchemaStore) -> Iterator[DdlEvent]:
+def ddls_of(txn: Txn, store: SchemaStore) -> Iterator[DdlEvent]:
+    """The DDLs that a transaction finishes, which are applied to `store`."""
     prefix = keys.record_prefix(keys.DDL_JOB_TABLE_ID)
     rows = [
         (txn.commit_ts, txn.start_ts, OP_PUT, m.key, m.value, b"")
         for m in txn.mutations
         if m.key.startswith(prefix) and m.op in ("put", "insert")
     ]
-    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in ENTRY_SCHEMA]
+    if not rows:
+        return
+    columns = list(zip(*rows, strict=True))
     block = pa.record_batch(
         [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)], schema=ENTRY_SCHEMA
     )

@@ -16,7 +16,7 @@ from tests.consumer.logs import PARTITIONS
 from tests.consumer.memory_topic import MemoryTopic, consume_into
 from tests.consumer.mysql.mortal import Killed, MortalServer
 from tests.consumer.mysql.reading import differences, forget
-from tests.consumer.topics import events_of, messages_of
+from tests.consumer.recorded import messages_of_log
 from tidegate.codec.registry import CODECS, codec_options
 from tidegate.consumer.applying.apply import Applier, Sizes
 from tidegate.consumer.engine.position import Position
@@ -53,8 +53,8 @@ def consume(
 def topic_of(log: str, until: int, protocol: str = "open-protocol") -> MemoryTopic:
     extension = CODECS[protocol].unmarked is not None
     options = codec_options({"protocol": protocol, "enable-tidb-extension": extension})
-    events = events_of(LOGS / f"{log}.jsonl.gz", until=until, force=True)
-    return MemoryTopic(options, PARTITIONS, messages_of(events, options, PARTITIONS))
+    messages = messages_of_log(LOGS / f"{log}.jsonl.gz", options, PARTITIONS, until, force=True)
+    return MemoryTopic(options, PARTITIONS, messages)
 
 
 @pytest.mark.slow
