@@ -46,6 +46,8 @@ LIMIT: Final = 1.03
 SMALL_US: Final = 100.0
 ALL: Final = "all"
 RENAMED: Final = {
+    "encode_framed": "encode_rows",
+    "encode_single": "encode_rows",
     "index_slot": "index_registration",
     "group_by_slot": "group_by_registration",
     "sizes_by_slot": "sizes_by_registration",

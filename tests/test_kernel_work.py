@@ -12,14 +12,8 @@ from tidegate.kernel import KERNEL_MODULES
 
 INNER = {
     "codec.kernels.connect_kernels.bits_numbers",
-    "codec.kernels.connect_kernels.put_connected",
     "codec.kernels.json_scan_kernels.hash_name",
     "codec.kernels.match_kernels.route_of",
-    "codec.kernels.row_kernels.put_apart",
-    "codec.kernels.row_kernels.same_text",
-    "tidb.kernels.json.json_ok",
-    "tidb.kernels.json.put_json",
-    "tidb.kernels.row_context.decode_handle",
 }
 """Kernels that other kernels call."""
 WITHOUT_WORK = {

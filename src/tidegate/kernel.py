@@ -29,13 +29,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from llvmlite import binding as llvm
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core.base import BaseContext as Compiler
 from numba.core.typing import Signature
 from numba.core.typing.context import BaseContext as Typing
 from numba.extending import intrinsic
 
 from tidegate.cores import usable
+from tidegate.kernel_linking import Helper, entry
 from tidegate.launcher import bound
 from tidegate.program import starting
 
@@ -97,12 +98,17 @@ def _state() -> str:
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compile an entry kernel: cached on disk, releases the GIL, no bounds checks."""
-    return cast("Callable[P, R]", njit(cache=True, nogil=True)(function))
+    return cast("Callable[P, R]", entry(function))
 
 
 def inline(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a helper that is always inlined into the kernel that calls it."""
-    return cast("Callable[P, R]", njit(forceinline=True)(function))
+    return cast("Callable[P, R]", Helper(function, options={"forceinline": True}))
+
+
+def shared(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a helper that is once in a kernel, however many calls there are."""
+    return cast("Callable[P, R]", Helper(function, options={"forceinline": False}))
 
 
 def buffer(size: int) -> npt.NDArray[np.uint8]:
@@ -240,7 +246,6 @@ equal32 = cast(
     ),
 )
 """A bit for each of 32 bytes, as in `below32`: whether its bits under the first number equal the second."""
-
 
 within32 = cast(
     "Callable[[int, int, int], int]",
@@ -483,8 +488,7 @@ KERNEL_MODULES: Final = (
 )
 """Modules with a `warm()` that calls each kernel once with its real argument types.
 
-First those whose kernels others call, so that two processes seldom compile the same. Then those that take
-longest: `encode_kernels` takes almost a third of all time.
+First those whose kernels others call, so that two processes seldom compile the same; then the longest.
 """
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class EncodePlan:
     framed: bool
     """Whether messages are batches of rows with lengths; otherwise a message is a row."""
     encode: Callable[[int], int]
-    """The kernel that writes them: `kernels.encode_single`, `encode_framed`, or a protocol's own."""
+    """The kernel that writes them: `kernels.encode_rows`, or a protocol's own."""
     max_rows: int
     """The most rows of a batch."""
     refused: dict[int, InvalidInput]
@@ -191,6 +191,7 @@ class EncodePlan:
             (job_kernels.J_VARIABLES, address(self.variables)),
             (job_kernels.J_FIXED, address(self.fixed)),
             (job_kernels.J_MAX_ROWS, self.max_rows),
+            (job_kernels.J_FRAMED, self.framed),
         ):
             job[word // 8] = value
         return Bound(job, address(job), data, (pieces, table))
@@ -358,7 +359,7 @@ class Writer:
         fixed = [_fixed(part, sizes) + room + own + 128 for part, room in zip(parts, rooms, strict=True)]
         return EncodePlan(
             framed=framed,
-            encode=encode or (kernels.encode_framed if framed else kernels.encode_single),
+            encode=encode or kernels.encode_rows,
             max_rows=max_rows,
             refused=refused or {},
             constants=bytes(self.constants),

@@ -26,6 +26,7 @@ from tidegate.kernel import (
     load_u8,
     load_u32,
     load_u64,
+    shared,
     store_u8,
     store_u16,
     store_u32,
@@ -351,7 +352,7 @@ def put_names(out: int, mask: int, table: int) -> int:
     return out
 
 
-@kernel
+@shared
 def put_connected(out: int, form: int, param: int, word: int, size: int, scratch: int, stack: int) -> int:
     """Write the text of one value that is not NULL, in one of the forms above.
 
@@ -492,7 +493,6 @@ def bits_numbers(count: int, ends: int, data: int, size: int, out: int, bad: int
 
 def warm() -> None:
     """Compile the kernels that are not in numba's cache yet, by calling them with no rows."""
-    put_connected(np.zeros(8).ctypes.data, BOOL, 0, 0, 0, 0, 0)
     moment_texts(0, 0, 0, 0, 0, 0, 0)
     decimal_texts(0, 0, 0, 0, 0)
     bits_numbers(0, 0, 0, 0, 0, 0)

@@ -4,8 +4,8 @@ A table's *plan* (`codec.plan`) is a list of pieces (`piece_kernels`) for the ke
 operation's value. `row_kernels` writes the pieces of one row; the kernels here write row after row into one
 buffer and note where each message begins:
 
-    encode_single   data = [ key of row 0 | its value | key of row 1 | ... ]: a message a row, key or none
-    encode_framed   data = [ keys of all messages | values of all messages ]: rows in batches with lengths
+    write_single    data = [ key of row 0 | its value | key of row 1 | ... ]: a message a row, key or none
+    write_framed    data = [ keys of all messages | values of all messages ]: rows in batches with lengths
 
 Rows, plan, output and the state between calls are one record (`job_kernels`). Before a row is written, its
 largest size is compared with the room left. If there is too little, the kernel returns and is called again
@@ -25,6 +25,7 @@ from tidegate.codec.kernels.job_kernels import (
     DONE,
     J_AT,
     J_DATA,
+    J_FRAMED,
     J_HELD,
     J_HELD_BYTES,
     J_KEY_LENGTH,
@@ -113,8 +114,8 @@ def end_message(job: int, number: int, key: Span, value: Span, row: int, rows: i
     store_u32(load_i64(job + J_MESSAGE_ROWS) + 4 * number, rows)
 
 
-@kernel
-def encode_single(job: int) -> int:
+@inline
+def write_single(job: int) -> int:
     """Write one message for each row, its key before its value; returns DONE, or why it stopped at row J_AT.
 
     A key without pieces is null.
@@ -169,8 +170,8 @@ def shift_right(start: int, end: int, by: int) -> None:
         at -= 1
 
 
-@kernel
-def encode_framed(job: int) -> int:
+@inline
+def write_framed(job: int) -> int:
     """Write batches of rows as lengths and bytes, partition after partition; returns DONE, or why it stopped.
 
     A batch's key begins with a version of 1 (u64, big-endian); each key and value has a length before it.
@@ -277,6 +278,19 @@ def encode_framed(job: int) -> int:
 
 
 @kernel
+def encode_rows(job: int) -> int:
+    """Write the messages of rows; returns DONE, or why it stopped at row J_AT.
+
+    Reads cells, plan and job. Writes data, the messages' columns and the job's state. Bound: J_ROOM, compared
+    with the worst case of each row before it is written. Twin: `encode_rows` of each protocol's `plain`;
+    `tests.contracts.test_codecs.test_golden_rows_give_the_same_bytes_compiled_and_plain` compares them.
+    Trick: one kernel for both forms of messages, because the code for one row is most of it, and is compiled
+    once here.
+    """
+    return write_framed(job) if load_i64(job + J_FRAMED) else write_single(job)
+
+
+@kernel
 def measure(job: int) -> int:
     """Add up the bytes of all values of variable size; J_NEED gets those of the largest one.
 
@@ -313,5 +327,4 @@ def warm() -> None:
     none = np.zeros(2, dtype=np.int64)
     job[J_VARIABLES // 8] = job[J_PIECES // 8] = none.ctypes.data
     measure(job.ctypes.data)
-    encode_single(job.ctypes.data)
-    encode_framed(job.ctypes.data)
+    encode_rows(job.ctypes.data)

@@ -98,7 +98,6 @@ from tidegate.codec.kernels.text_kernels import (
 )
 from tidegate.kernel import (
     inline,
-    kernel,
     load_i32,
     load_i64,
     load_u8,
@@ -106,6 +105,7 @@ from tidegate.kernel import (
     load_u64,
     prefetch,
     same_bytes,
+    shared,
     store_u16,
 )
 from tidegate.model import cells
@@ -180,7 +180,18 @@ def put_value(out: int, form: int, param: int, word: int, size: int, job: int) -
     return put_connected(out, form, param, word, size, scratch, load_i64(job + J_STACK))
 
 
-@kernel
+@shared
+def put_apart(out: int, form: int, param: int, word: int, size: int, job: int) -> int:
+    """`put_value` as a kernel of its own, for keys: inlined there it would double the code of every kernel.
+
+    Reads the bytes of the value. Writes `out`, and the job's scratch memory on the way. Bound: VALUE_FACTOR
+    and FIXED_SIZE. Twin: the encoder of each protocol;
+    `tests.contracts.test_codecs.test_a_key_of_text_is_counted_with_its_escapes` compares keys.
+    """
+    return put_value(out, form, param, word, size, job)
+
+
+@shared
 def same_text(
     form: int, param: int, left: int, left_size: int, right: int, right_size: int, job: int
 ) -> bool:
@@ -194,8 +205,8 @@ def same_text(
     # these parts. `put_value` uses the first one.
     room = 8 * max(left_size, right_size, 64) + 512
     first = load_i64(job + J_SCRATCH) + room
-    middle = put_value(first, form, param, left, left_size, job)
-    last = put_value(middle, form, param, right, right_size, job)
+    middle = put_apart(first, form, param, left, left_size, job)
+    last = put_apart(middle, form, param, right, right_size, job)
     size = middle - first
     return last - middle == size and same_bytes(first, middle, size)
 
@@ -228,17 +239,6 @@ def put_null(out: int, piece: int) -> int:
     if null == LONG_NULL:
         return put_const(out, load_i64(piece + P_OPEN), load_i64(piece + P_OPEN_LENGTH))
     return put_short(out, null)
-
-
-@kernel
-def put_apart(out: int, form: int, param: int, word: int, size: int, job: int) -> int:
-    """`put_value` as a kernel of its own, for keys: inlined there it would double the code of every kernel.
-
-    Reads the bytes of the value. Writes `out`, and the job's scratch memory on the way. Bound: VALUE_FACTOR
-    and FIXED_SIZE. Twin: the encoder of each protocol;
-    `tests.contracts.test_codecs.test_a_key_of_text_is_counted_with_its_escapes` compares keys.
-    """
-    return put_value(out, form, param, word, size, job)
 
 
 @inline
@@ -353,7 +353,7 @@ def prefetch_row(job: int, op: int, row: int) -> None:
         prefetch_lines(load_i64(job + J_OLD_WORDS) + 8 * row * stride, 8 * stride)
 
 
-@inline
+@shared
 def put_row(out: int, job: int, op: int, row: int) -> int:
     """Write all pieces for a row's operation."""
     new_words = load_i64(job + J_NEW_WORDS) + 8 * row * load_i64(job + J_NEW_STRIDE)

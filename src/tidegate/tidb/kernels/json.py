@@ -20,12 +20,12 @@ from typing import Final
 
 from tidegate.kernel import (
     inline,
-    kernel,
     load_i64,
     load_u8,
     load_u16,
     load_u32,
     load_u64,
+    shared,
     store_u8,
     store_u32,
     store_u64,
@@ -200,7 +200,7 @@ def push(stack: int, depth: int, base: int, members: int) -> None:
     store_u64(frame + FRAME_NEXT, 0)
 
 
-@kernel
+@shared
 def json_ok(addr: int, size: int, stack: int) -> bool:
     """Whether `size` bytes are a type code and a whole binary JSON value.
 
@@ -318,7 +318,7 @@ def put_scalar(out: int, code: int, addr: int) -> int:
     return out + 1
 
 
-@kernel
+@shared
 def put_json(out: int, addr: int, size: int, stack: int) -> int:
     """Write a cell of kind JSON as TiDB's text; returns the end.
 

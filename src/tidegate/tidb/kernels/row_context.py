@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from tidegate.kernel import inline, kernel, load_i32, load_i64, load_u8, store_u64
+from tidegate.kernel import inline, load_i32, load_i64, load_u8, shared, store_u64
 from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.tidb.kernels.datum import read_datum
 from tidegate.tidb.kernels.json import STACK_WORDS
@@ -120,7 +120,7 @@ CONTEXT_WORDS: Final = STACK_AT // 8 + STACK_WORDS
 """The int64 words of working memory that `decode_rows` needs."""
 
 
-@kernel
+@shared
 def decode_handle(table: Table, context: int) -> bool:
     """Decode the common handle in a row's key into the context; returns False if the key has none.
 
