@@ -248,7 +248,7 @@ def test_a_kernel_that_does_not_explain_itself_is_found(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(
         "@inline\ndef put(out, n):\n    pass\n"
         "@inline\ndef skip(out):\n    '''Skip.'''\n"
-        "@kernel\ndef bare(rows):\n    '''Walk the rows. Reads them. Bound: a row.'''\n"
+        "@shared\ndef bare(rows):\n    '''Walk the rows. Reads them. Bound: a row.'''\n"
         "@kernel\ndef gone(rows):\n    '''It. Reads and writes rows. Bound: a. Twin: `tests.gone.walk`.'''\n"
         "@kernel\ndef file(rows):\n    '''Walk. Reads a. Writes b. Bound: c. Twin: `tidy.py`.'''\n"
         "@kernel\ndef none(rows):\n    '''Walk. Reads and writes rows. Bound: a. Twin: none.'''\n"

@@ -4,9 +4,9 @@ python -m tools.kernel_docs     prints each place that breaks a rule
 
 A test (`tests/test_tidy.py`) fails if there is any. The rules:
 
-params     no parameter of a `@kernel` or `@inline` function has a name of one letter
+params     no parameter of a `@kernel`, `@shared` or `@inline` function has a name of one letter
 sentence   each of these functions has a docstring of a whole sentence
-contract   the docstring of a `@kernel` function has sentences that begin with `Reads`, `Writes`, `Bound:` and
+contract   the docstring of a `@kernel` or `@shared` function has sentences that begin with `Reads`, `Writes`, `Bound:` and
            `Twin:`, and, if there is one, `Trick:`; `Reads and writes` is both
 twin       after `Twin:` or `Twins:` come functions, methods or classes that exist, as dotted paths in
            backticks that begin with `tidegate` or `tests`; or `none` with the reason
@@ -57,7 +57,7 @@ def _broken(node: ast.FunctionDef, decorator: str) -> Iterator[tuple[str, str]]:
     text = " ".join((ast.get_docstring(node) or "").split())
     if not text.endswith(".") or len(text.split()) < SENTENCE_WORDS:
         yield "sentence", text or "no docstring"
-    elif decorator == "kernel":
+    elif decorator != "inline":
         yield from _broken_contract(text)
 
 

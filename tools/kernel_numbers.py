@@ -2,8 +2,8 @@
 
 python -m tools.kernel_numbers [--places]     counts by file and kind, and each place
 
-A test (`tests/test_tidy.py`) limits the counts. The tool reads the syntax tree of every `@kernel` and `@inline`
-function, so the rules are about form, not about meaning:
+A test (`tests/test_tidy.py`) limits the counts. The tool reads the syntax tree of every compiled function
+(`COMPILING`), so the rules are about form, not about meaning:
 
 enum     a number compared with `==`, `!=` or `in`, unless the other side is a size, a count or a month
 ascii    a character's code that is stored as a byte, or compared with a byte
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1] / "src" / "tidegate"
+COMPILING: Final = ("kernel", "shared", "inline")
+"""The decorators of `tidegate.kernel`."""
 MOST_PARAMS: Final = 7
 WORDS: Final = frozenset({"U64", "I64", "i64", "int", "np.uint64", "np.int64", "np.uint32", "np.uint8"})
 """Conversions. A number inside one still counts as a bare number."""
@@ -95,9 +97,9 @@ def kernel_files(folder: Path) -> list[Path]:
 
 
 def compiled_by(node: ast.AST) -> str:
-    """The decorator that compiles a function: `kernel` or `inline`. Empty if it is not compiled."""
+    """The decorator that compiles a function: one of `COMPILING`. Empty if it is not compiled."""
     for one in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
-        if isinstance(one, ast.Name) and one.id in ("kernel", "inline"):
+        if isinstance(one, ast.Name) and one.id in COMPILING:
             return one.id
     return ""
 

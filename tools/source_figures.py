@@ -3,7 +3,7 @@
     python -m tools.source_figures [TREE ...]      # default: src/tidegate; several trees are columns
 
 Use it with the trees of two commits to see what has changed between them. Generated files (`proto`) are left out.
-A kernel is a function in a file of kernels that is decorated with `kernel` or `inline`. Its numbers are the
+A kernel is a function in a file of kernels that is decorated with `kernel`, `shared` or `inline`. Its numbers are the
 integers in its body except 0, 1 and -1. A line of comment has nothing else.
 """
 
@@ -20,6 +20,7 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from tools.kernel_numbers import COMPILING
 
 LONG_FILE: Final = 400
 LARGE_FILE: Final = 500
@@ -122,7 +123,7 @@ def _docstring_lines(node: Function | ast.ClassDef | ast.Module) -> int:
 
 def _is_kernel(node: Function) -> bool:
     names = (one.id for one in node.decorator_list if isinstance(one, ast.Name))
-    return any(name in ("kernel", "inline") for name in names)
+    return any(name in COMPILING for name in names)
 
 
 def _numbers(node: Function) -> Iterator[int]:

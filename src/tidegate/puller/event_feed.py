@@ -6,7 +6,7 @@ loop no longer extends the store's HTTP/2 flow-control window, so the store must
 *worker*, a thread of this stream only, takes all queued messages (at most `BATCH_BYTES`), runs the matcher
 over them in compiled code and passes the results to its receiver in the order of arrival. When the stream
 ends, for whatever reason, the worker first processes all received messages and then calls `lost`, once, as
-its last call.
+its last call. While the flow is heavy, the worker waits a little for a whole batch (`GATHER_S`).
 
 If a mark arrives while the worker waits for messages, the loop raises it itself, because waking a thread
 costs more, and all stores send marks all the time. The order is preserved, because the worker can receive

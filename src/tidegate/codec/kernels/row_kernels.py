@@ -355,7 +355,13 @@ def prefetch_row(job: int, op: int, row: int) -> None:
 
 @shared
 def put_row(out: int, job: int, op: int, row: int) -> int:
-    """Write all pieces for a row's operation."""
+    """Write all pieces for a row's operation; returns the end.
+
+    Reads the row's cells and the pieces of the job. Writes `out`, and the job's scratch memory on the way.
+    Bound: the worst case of the row, which the caller has compared with the room left. Twin: the encoder of
+    each protocol; `tests.contracts.test_codecs.test_golden_rows_give_the_same_bytes_compiled_and_plain`
+    compares rows.
+    """
     new_words = load_i64(job + J_NEW_WORDS) + 8 * row * load_i64(job + J_NEW_STRIDE)
     new_sizes = load_i64(job + J_NEW_SIZES) + 4 * row * load_i64(job + J_NEW_STRIDE)
     old_words = load_i64(job + J_OLD_WORDS) + 8 * row * load_i64(job + J_OLD_STRIDE)
