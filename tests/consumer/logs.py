@@ -10,9 +10,11 @@ from typing import Any
 from tests.consumer.memory_topic import MemoryTopic
 from tests.consumer.recorded import messages_of_log
 from tests.consumer.topics import Event, Mark, events_of
+from tidegate.codec.base import CodecOptions
 from tidegate.codec.registry import CODECS, codec_options
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.sql_text import sql_rows
+from tidegate.model.message import Message
 from tidegate.workload.changelog import SnapshotLine, read_log, snapshot_diff
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
@@ -42,13 +44,20 @@ def bank_events(last_snapshot: int = -1) -> Sequence[Event]:
     return tuple(_mounted[: _ends[ts]])
 
 
-@cache
 def bank_topic(protocol: str, last_snapshot: int = -1) -> MemoryTopic:
-    """The bank log up to one of its snapshots as a topic of three partitions."""
+    """The bank log up to one of its snapshots as a topic of three partitions.
+
+    It is new for each caller, so no test depends on what another one has let its decoder learn.
+    """
+    options, messages = _bank_messages(protocol, last_snapshot)
+    return MemoryTopic(options, PARTITIONS, messages)
+
+
+@cache
+def _bank_messages(protocol: str, last_snapshot: int) -> tuple[CodecOptions, Sequence[tuple[int, Message]]]:
     extension = CODECS[protocol].unmarked is not None
     options = codec_options({"protocol": protocol, "enable-tidb-extension": extension})
-    messages = messages_of_log(BANK, options, PARTITIONS, snapshots()[last_snapshot].ts)
-    return MemoryTopic(options, PARTITIONS, messages)
+    return options, tuple(messages_of_log(BANK, options, PARTITIONS, snapshots()[last_snapshot].ts))
 
 
 def differences(

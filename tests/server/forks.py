@@ -10,7 +10,7 @@ daemon of Spark's workers does, and reports its process id, and later how it has
 
 As a child of `supervisor.spawn`, one leads a session of its own, and a signal reaches it by its process id.
 It is killed when its connection is closed, or when the process that forked it ends. That one ends when its
-input does, a pipe of the tests' process.
+input does, a pipe of the tests' process. If it ends before, the next request starts another one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ from tidegate.server.supervision.supervisor import Child
 
 REQUEST_MAX = 64 << 10
 PRELOADED = os.environ.get("LD_PRELOAD")
+PROGRAMS = ("tidegate.server.pulling.puller_process", "stand_in_application")
 _lock = threading.Lock()
-_running: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+_running: list[tuple[subprocess.Popen[bytes], bytes]] = []
+"""The process that forks, and its address; empty before the first request."""
 
 
 class Forked:
@@ -52,9 +54,10 @@ class Forked:
         self._end = asyncio.create_task(self._ended(reader))
 
     async def _ended(self, reader: asyncio.StreamReader) -> int:
-        code = int(await reader.readline() or -signal.SIGKILL)
-        self._writer.close()
-        return code
+        try:
+            return int(await reader.readline() or -signal.SIGKILL)
+        finally:  # at the end of the loop, too, which closes no connection itself
+            self._writer.close()
 
     @property
     def returncode(self) -> int | None:
@@ -65,59 +68,79 @@ class Forked:
 
 
 async def spawn(name: str, command: Sequence[str], log: Path) -> Child:
-    """As `supervisor.spawn`; only for a puller's command, or one with the path of the stand-in."""
-    if os.environ.get("LD_PRELOAD") != PRELOADED:  # a library that is loaded when a program starts
+    """As `supervisor.spawn`, which starts what is neither a puller nor the stand-in.
+
+    Raises OSError if the process that forks has ended.
+    """
+    program, arguments = "", list[str]()
+    match list(map(str, command)):
+        case [_, "-m", "tidegate.program", program, *arguments]:
+            pass
+        case [_, file, *arguments]:
+            program = Path(file).stem
+    preloads = os.environ.get("LD_PRELOAD") != PRELOADED  # a library that is loaded when a program starts
+    if program not in PROGRAMS or preloads:
         return await supervisor.spawn(name, command, log)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output, socket.socket(socket.AF_UNIX) as connection:
         connection.connect(_address())
-        socket.send_fds(connection, [_request(list(map(str, command)))], [output.fileno()])
+        socket.send_fds(connection, [_request(program, arguments)], [output.fileno()])
         reader, writer = await asyncio.open_connection(sock=connection.dup())
     try:
-        pid = int(await reader.readline())
+        pid = await reader.readline()
+        if not pid:
+            raise ConnectionResetError("the process that forks has ended: its standard error says why")
     except BaseException:
         writer.close()
         raise
-    return Child(name, Forked(pid, reader, writer))
+    return Child(name, Forked(int(pid), reader, writer))
 
 
-def _request(words: list[str]) -> bytes:
-    """The request for a command: `python -m tidegate.program MODULE ...`, or `python FILE ...`."""
-    program, arguments = (words[3], words[4:]) if words[1] == "-m" else (Path(words[1]).stem, words[2:])
+def _request(program: str, arguments: list[str]) -> bytes:
     # `os.umask` would change it for other threads.
     mask = re.search(r"^Umask:\s*(\d+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert mask is not None
     wanted = {"program": program, "arguments": arguments, "environment": {**os.environ}, "umask": mask[1]}
-    return json.dumps(wanted).encode() + b"\n"
+    return json.dumps(wanted | {"folder": str(Path.cwd())}).encode() + b"\n"
 
 
 def _address() -> bytes:
-    """The address of this process's `main`, which the first call starts."""
+    """The address of this process's `main`, which the first call starts, or one after its end."""
     with _lock:
-        if not _running:
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind("")  # an address in no folder, which the kernel makes
-            listener.listen(64)
-            number = listener.fileno()
-            command = [sys.executable, __file__, str(number)]
-            # Ctrl-C is for the tests, which end it.
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, pass_fds=[number], start_new_session=True
-            )
-            _running.append((process, listener))
-        return _running[0][1].getsockname()
+        if not _running or _running[0][0].poll() is not None:
+            # It is closed here, because otherwise a request after the end of `main` would wait for ever.
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind("")  # an address in no folder, which the kernel makes
+                listener.listen(64)
+                number, address = listener.fileno(), listener.getsockname()
+                command = [sys.executable, __file__, str(number)]
+                # Ctrl-C is for the tests, which end it.
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, pass_fds=[number], start_new_session=True
+                )
+            _running[:] = [(process, address)]
+        return _running[0][1]
 
 
 def _begin(program: Callable[[], object], wanted: Mapping[str, Any], log: int, others: Sequence[int]) -> int:
-    """The process id of a child that runs `program`; it closes the descriptors `others`."""
+    """The process id of a child that runs `program`; it closes the descriptors `others`.
+
+    Returns when the child leads its session, because `Child.stop` finds the child by it.
+    """
     parent = os.getpid()
+    begun, begins = os.pipe()
     if pid := os.fork():
+        os.close(begins)
+        os.read(begun, 1)  # its end
+        os.close(begun)
         return pid
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:  # it had ended before prctl
             os._exit(1)
         os.setsid()
+        os.close(begun)
+        os.close(begins)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -126,6 +149,7 @@ def _begin(program: Callable[[], object], wanted: Mapping[str, Any], log: int, o
         for descriptor in (nothing, log, *others):
             os.close(descriptor)
         os.umask(int(wanted["umask"], 8))
+        os.chdir(wanted["folder"])
         os.environ.clear()
         os.environ.update(wanted["environment"])
         sys.argv[:] = [wanted["program"], *wanted["arguments"]]
@@ -192,7 +216,5 @@ if __name__ == "__main__":
 
     load_compiled()
     loaded()
-    main(
-        socket.socket(fileno=int(sys.argv[1])),
-        {puller_process.__name__: puller_process.main, "stand_in_application": stand_in_application.main},
-    )
+    mains = (puller_process.main, stand_in_application.main)
+    main(socket.socket(fileno=int(sys.argv[1])), dict(zip(PROGRAMS, mains, strict=True)))
