@@ -11,7 +11,7 @@ import pytest
 
 from tidegate.eventstore import segment
 from tidegate.eventstore.order import Entry
-from tidegate.eventstore.reader import JOINED_BYTES, read
+from tidegate.eventstore.reader import JOINED_BYTES, merged, read
 from tidegate.eventstore.segment import UNLOAD_BYTES, Segment
 from tidegate.eventstore.store import EventStore
 from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, OP_PUT
@@ -74,6 +74,9 @@ def test_only_small_pieces_are_copied_to_be_joined(tmp_path: Path, row_bytes: in
     assert [one.num_rows for one in blocks] == ([1200] if is_joined else [600, 600])
     mapped = [one.column(4).buffers()[2].address in mappings(tmp_path) for one in blocks]
     assert mapped == ([False] if is_joined else [True, True])
+    segments = [Segment(tmp_path / span.id, one) for one in span.manifest.segments]
+    stored = list(merged(segments, 1, 5, joined_below=MAX_BLOCK_BYTES))
+    assert [one.num_rows for one in stored] == [1200], "it is copied anyway, and each reader pays for a block"
 
 
 def test_pages_of_a_verified_batch_are_mapped_until_the_next_one_is(tmp_path: Path) -> None:
@@ -90,6 +93,43 @@ def test_pages_of_a_verified_batch_are_mapped_until_the_next_one_is(tmp_path: Pa
         found.batch(index)
         resident.append(sum(mappings(tmp_path).values()))
     assert all(UNLOAD_BYTES <= each < 2 * UNLOAD_BYTES for each in resident)
+
+
+def test_a_merge_maps_one_whole_batch_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The segments of one transaction run out of rows together, so their next batches are read together."""
+    rows = UNLOAD_BYTES // 1_000
+    segments = []
+    for number in range(8):
+        keys = [b"%08d" % (8 * row + number) for row in range(2 * rows)]
+        entries = [Entry(5, 1, OP_PUT, key, b"v" * 1_000, b"") for key in keys]
+        batches = [block(entries[:rows]), block(entries[rows:])]
+        facts = segment.Facts("span", 2 * rows, 5, 5)
+        segments.append(Segment(tmp_path, segment.write(tmp_path, str(number), facts, batches)))
+    resident = []
+    verified = Segment.batch
+
+    def batch(one: Segment, index: int) -> pa.RecordBatch:
+        found = verified(one, index)
+        resident.append(sum(mappings(tmp_path).values()))
+        return found
+
+    monkeypatch.setattr(Segment, "batch", batch)
+    assert sum(one.num_rows for one in merged(segments, 1, 5)) == 8 * 2 * rows
+    assert len(resident) == 8 * 2
+    assert max(resident) < 4 * UNLOAD_BYTES
+
+
+def test_a_segment_that_was_read_is_not_mapped_until_the_end_of_the_read(tmp_path: Path) -> None:
+    rows = JOINED_BYTES // 1_000
+    segments = []
+    for ts in range(3, 11):
+        batches = [block([Entry(ts, 1, OP_PUT, b"%08d" % row, b"v" * 1_000, b"") for row in range(rows)])]
+        facts = segment.Facts("span", rows, ts, ts)
+        segments.append(Segment(tmp_path, segment.write(tmp_path, str(ts), facts, batches)))
+    resident = [sum(mappings(tmp_path).values()) for _ in merged(segments, 1, 10)]
+    assert len(resident) == 8
+    # The segment of this block, and of the one before, which a caller that looks ahead has yet to read.
+    assert all(JOINED_BYTES < each < 3 * JOINED_BYTES for each in resident)
 
 
 class Mappings(dict[range, int]):

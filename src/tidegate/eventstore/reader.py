@@ -119,17 +119,18 @@ def merged(
     upto: Timestamp,
     max_rows: int = MAX_BLOCK_ROWS,
     tables: Collection[int] | None = None,
+    joined_below: int = JOINED_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of open segments in (after, upto], sorted; pieces below `JOINED_BYTES` are joined into blocks.
+    """The rows of open segments in (after, upto], sorted; smaller pieces are joined into blocks.
 
-    `tables`: as in `read`.
+    `tables`: as in `read`. `joined_below`: so many bytes.
     """
     wanted = None if tables is None else np.array(sorted(tables), dtype=np.int64)
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for piece in _pieces(segments, after, upto, max_rows, wanted):
         added = piece.nbytes
-        is_large = added >= JOINED_BYTES
+        is_large = added >= joined_below
         if held and (is_large or rows + piece.num_rows > max_rows or size + added > MAX_BLOCK_BYTES):
             yield _joined(held)
             held, rows, size = [], 0, 0
@@ -149,14 +150,21 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _pieces(
     segments: Sequence[Segment], after: Timestamp, upto: Timestamp, max_rows: int, wanted: kernels.I64 | None
 ) -> Iterator[pa.RecordBatch]:
+    behind: Sequence[Segment] = ()
     for group in _overlapping(segments):
         sources = [_ranged(one, after, upto, wanted) for one in group]
         parts: Iterable[pa.RecordBatch] = sources[0]
         if len(group) > 1:
-            parts = _merge(sources, max_rows, group)
+            heads = [_unloaded(*each) for each in zip(sources, group, strict=True)]
+            parts = _merge(heads, max_rows, group)
         for part in parts:
             for first in range(0, part.num_rows, max_rows):
                 yield part.slice(first, max_rows)
+        # Otherwise the last batch of each segment would stay mapped until the end of the read. Not those of
+        # this group: a caller that looks one piece ahead has yet to read them.
+        for segment in behind:
+            segment.unload()
+        behind = group
 
 
 def _overlapping(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
@@ -187,6 +195,17 @@ def _ranged(
         end = int(np.searchsorted(commits, np.uint64(limit), side="right"))
         if end > first:
             yield batch.slice(first, end - first)
+
+
+def _unloaded(source: Iterator[pa.RecordBatch], segment: Segment) -> Iterator[pa.RecordBatch]:
+    """A segment's batches for a merge, each without the pages that its CRC has touched.
+
+    The merge needs a few rows of each head at a time. The heads of one large transaction run out at nearly
+    the same row, so their next batches would all be mapped at once.
+    """
+    for batch in source:
+        segment.unload()
+        yield batch
 
 
 def _of_tables(segment: Segment, indexes: Iterable[int], wanted: kernels.I64) -> Iterator[pa.RecordBatch]:
@@ -225,9 +244,6 @@ def _merge(
     heads: list[tuple[Iterator[pa.RecordBatch], pa.RecordBatch]] = []
     for source in sources:
         heads += [(source, batch) for batch in [next(source, None)] if batch is not None]
-        # Its CRC has touched all its bytes, and the merge needs a few of each head at a time.
-        for segment in segments:
-            segment.unload()
     cursors = np.zeros(len(heads), dtype=np.int64)
     while heads:
         ends = np.array([batch.num_rows for _, batch in heads], dtype=np.int64)

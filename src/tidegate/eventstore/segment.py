@@ -263,8 +263,9 @@ class Segment:
     def batch(self, index: int) -> pa.RecordBatch:
         """Batch `index`, its CRC verified; a view of the mapped file.
 
-        Its pages count as this process's memory until the next call for a large batch, or the next `unload`:
-        to map them again for the rows costs as much as the CRC itself.
+        Its pages count as this process's memory until this segment's next large batch, or its next `unload`:
+        to map them again for the rows costs as much as the CRC itself. So a reader of several segments calls
+        `unload`.
         """
         if self.info.blocks[index].bytes >= UNLOAD_BYTES:
             self.unload()  # what was verified before

@@ -26,6 +26,7 @@ from tidegate.eventstore.merging import mergeable
 from tidegate.eventstore.removed_files import RemovedFiles
 from tidegate.eventstore.segment import DamagedSegment, Durability, Segment, SegmentInfo
 from tidegate.model import timestamp
+from tidegate.model.block import MAX_BLOCK_BYTES
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 
@@ -140,7 +141,7 @@ class SpanFiles:
         if not chosen:
             return []
         try:
-            batches = list(reader.merged([Segment(self._folder, s) for s in chosen], 0, resolved))
+            batches = _joined([Segment(self._folder, s) for s in chosen], 0, resolved)
             low, high = segment.ends(batches[0])[0], segment.ends(batches[-1])[1]
             info = self._write(batches, sum(b.num_rows for b in batches), low, high)
         # A merge needs space before it frees any; until then the small files serve as well.
@@ -251,7 +252,7 @@ class SpanFiles:
         if info is None:
             return 0
         parts = [*self._good(info, damage.batches), *pulled]
-        batches = list(reader.merged(parts, info.min_ts - 1, info.last_ts))
+        batches = _joined(parts, info.min_ts - 1, info.last_ts)
         rows: int = sum(b.num_rows for b in batches)
         # With `valid_to` the number of rows that count is not known, so it cannot be compared.
         if info.valid_to is None and rows < info.rows:
@@ -299,3 +300,8 @@ class SpanFiles:
 
 def _file_name(number: int) -> str:
     return f"{number:012d}.arrow"
+
+
+def _joined(parts: Sequence[Segment], after: Timestamp, upto: Timestamp) -> list[pa.RecordBatch]:
+    """The rows of segments in whole blocks: they are copied into a file anyway, and readers pay for each."""
+    return list(reader.merged(parts, after, upto, joined_below=MAX_BLOCK_BYTES))
