@@ -64,3 +64,23 @@ def test_the_wait_for_a_whole_batch_ends(how: str, monkeypatch: pytest.MonkeyPat
         queue.close()
     worker.join(60)
     assert taken == [[more]]
+
+
+def test_a_taker_that_gathers_keeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never finds the queue empty, because messages come while it processes a batch."""
+    monkeypatch.setattr(event_feed, "GATHER_S", 0.001)
+    queue = MessageQueue(Budget(4 * BATCH_BYTES).join(), lambda: None)
+    flow(queue)
+    before = queue.emptied
+    for _ in range(3):
+        queue.put([LARGE])
+        assert queue.take() == [LARGE]
+    assert queue.emptied == before + 3
+
+
+def test_a_taker_that_leaves_messages_does_not_keep_up() -> None:
+    queue = MessageQueue(Budget(4 * BATCH_BYTES).join(), lambda: None)
+    queue.put([b"one", b"two", b"three"])
+    for left in (b"one", b"two", b"three"):
+        assert queue.take(limit=1) == [left]
+    assert queue.emptied == 0

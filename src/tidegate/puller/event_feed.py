@@ -3,7 +3,7 @@
 The client's stream loop (`kvclient.stream_loop`), one thread for all streams, puts messages as unparsed bytes
 into a queue, which is bounded by the stream's share of the process's `budget`. When the queue is full, the
 loop no longer extends the store's HTTP/2 flow-control window, so the store must wait (back-pressure). The
-*worker*, a thread of this stream only, takes all queued messages (at most `BATCH_BYTES`), runs the matcher
+*worker*, a thread of this stream only, takes queued messages (some `BATCH_BYTES` at most), runs the matcher
 over them in compiled code and passes the results to its receiver in the order of arrival. When the stream
 ends, for whatever reason, the worker first processes all received messages and then calls `lost`, once, as
 its last call. While the flow is heavy, the worker waits a little for a whole batch (`GATHER_S`).
@@ -52,8 +52,8 @@ RAW_LAG: Final = compose(3000)
 """Subtracted from the resolved ts of raw keys: the resolved ts of a deposed leader may be above timestamps
 that the new leader's causal provider still assigns (tikv/migration#193, `resolved-ts-safe-interval`)."""
 BATCH_BYTES: Final = 7 << 20
-"""The worker takes messages until they have so many bytes. With the last one, of about 1 MB, their rows fit
-into one block of the store (`MAX_BLOCK_BYTES`). A second block with a few rows would cost nearly as much.
+"""The worker takes messages until they have so many bytes. With the last one, usually of 1 MB at most, their
+rows seldom need a second block of the store (`MAX_BLOCK_BYTES`), which would cost nearly as much.
 """
 GATHERED_FROM: Final = 2 << 20
 """After a batch of at least so many bytes the worker waits until as many as it takes at once have arrived."""
@@ -103,12 +103,16 @@ class MessageQueue:
         self._share, self._size, self._closed = share, 0, False
         self._on_room, self._is_full = on_room, False
         self.emptied = 0
-        """How often the taker found the queue empty, which shows that it keeps up."""
+        """How often the taker came back and found the queue empty, or had emptied it with its last batch.
+        Both show that it keeps up. While it gathers, it hardly ever finds the queue empty.
+        """
         self.is_awaited = False
         """Whether the taker waits and the queue is empty: all earlier messages have been processed."""
         self._messages: deque[Message] = deque()
         self._last = 0
         """The bytes of the last batch."""
+        self._took_all = False
+        """Whether the last batch left no message in the queue."""
         self._needed = 0
         """The taker sleeps until the queue has so many bytes."""
         self._changed = threading.Condition()
@@ -129,8 +133,9 @@ class MessageQueue:
     def take(self, limit: int = BATCH_BYTES) -> list[Message]:
         """Take up to about `limit` bytes, at least one message; waits for it. Empty: closed and drained."""
         with self._changed:
-            if not self._messages:
-                self.emptied, self.is_awaited = self.emptied + 1, True
+            self.is_awaited = not self._messages
+            if self.is_awaited or self._took_all:
+                self.emptied += 1
             while not self._messages and not self._closed:
                 self._changed.wait()
             self.is_awaited = False
@@ -140,7 +145,7 @@ class MessageQueue:
             while self._messages and size < limit:
                 taken.append(self._messages.popleft())
                 size += len(taken[-1])
-            self._size, self._last = self._size - size, size
+            self._size, self._last, self._took_all = self._size - size, size, not self._messages
             self._share.hold(self._size)
             # Only after `put` returned False: otherwise each batch would wake the loop for nothing.
             has_room = self._is_full and self._size <= self._share.limit
@@ -266,7 +271,7 @@ class Stream:
         return received
 
     def keeps_up(self) -> bool:
-        """Whether at some moment since the last call all received messages had been processed.
+        """Whether since the last call the worker has processed all that had been received at some moment.
 
         If not, messages of a registration that seems silent may still be in the queue or in HTTP/2's window.
         """
