@@ -84,14 +84,17 @@ class SignsOfLife:
         if now - self._looked_for_room_at < ROOM_S:
             return
         self._looked_for_room_at = now
+        workforce = self._workforce
         with self._changed:
-            workforce = self._workforce
             if self._supply.is_one_coming(now) or workforce.any_killed() or workforce.any_between():
                 return
-            slow = self._workforce.slow()
+            slow = workforce.slow()
         if not slow or not is_wanted():
             return
         with self._changed:
+            # Another one may have become free, or may do so in a moment, while the lock was free.
+            if workforce.free or workforce.any_between():
+                return
             worst = max(slow, key=lambda each: each.silent_s)
             # It may have given a sign of life, or finished its piece, while the lock was free.
             if worst.silent_s and worst.work is not None:
