@@ -107,7 +107,7 @@ def inline(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def shared(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a helper that is once in a kernel, however many calls there are."""
+    """Compile a helper that is one function in a kernel, for all calls, unless LLVM inlines it."""
     return cast("Callable[P, R]", Helper(function, options={"forceinline": False}))
 
 

@@ -5,6 +5,9 @@ also in two wrappers for Python and C, and makes machine code of the three. A he
 needs none of that, and a large one, which has many others inside, would be optimised once at each level above
 it. So a helper here is typed, translated to LLVM's form, simplified alone, and kept. A kernel links every
 helper that it needs, directly or not, and all are optimised there, once.
+
+Only a kernel or a helper may call a helper. A function that numba compiles in its own way (`njit`) would link
+the helper without those that it calls, and the process would end with a segmentation fault at the call.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def put_value(out: int, form: int, param: int, word: int, size: int, job: int) -
 
 @shared
 def put_apart(out: int, form: int, param: int, word: int, size: int, job: int) -> int:
-    """`put_value` as a kernel of its own, for keys: inlined there it would double the code of every kernel.
+    """`put_value` as a function of its own, for keys: inlined there it would double the code of every kernel.
 
     Reads the bytes of the value. Writes `out`, and the job's scratch memory on the way. Bound: VALUE_FACTOR
     and FIXED_SIZE. Twin: the encoder of each protocol;

@@ -6,7 +6,7 @@ Every `put_*` is an `@inline` helper with the same form::
 
     out = put_i64(out, value)            # out: address; returns the address after the last byte written
 
-*How to call them.* Only from another `@kernel` (or `@inline`) function; arguments are int64 unless stated
+*How to call them.* Only from a `@kernel`, `@shared` or `@inline` function; arguments are int64 unless stated
 otherwise, addresses included. Make sure before the call that the target has the documented number of
 bytes **plus `SLACK`** left: a helper may overwrite up to `SLACK` bytes after the address it returns (wide
 stores), which the next write replaces. Helpers never read outside the given value. They take the words of a
