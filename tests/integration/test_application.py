@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from typing import Any
 
 import httpx
 import pytest
@@ -58,6 +59,13 @@ class Feeds:
         assert answer.status_code == 200, answer.text
 
 
+def application_of(cluster: Cluster) -> dict[str, Any]:
+    """What the status says of the application."""
+    status = httpx.get(f"http://{cluster.server}/status", timeout=PATIENCE_S, verify=False).json()
+    found: dict[str, Any] = status["application"]
+    return found
+
+
 def workers_with_work(cluster: Cluster) -> list[int]:
     """The worker processes, without the daemon that they come from."""
     daemons = [pid for pid, line in descendants(cluster.children["server"].pid) if ROLES["worker"] in line]
@@ -70,8 +78,7 @@ def stop_one_at_work(cluster: Cluster) -> int:
     """
 
     def seconds_at_work() -> dict[int, int]:
-        status = httpx.get(f"http://{cluster.server}/status", timeout=PATIENCE_S, verify=False).json()
-        return {one["pid"]: one["seconds"] for one in status["application"]["at_work"]}
+        return {one["pid"]: one["seconds"] for one in application_of(cluster)["at_work"]}
 
     def stopped() -> int:
         for pid in seconds_at_work():
@@ -120,11 +127,15 @@ def test_what_harms_one_changefeed_harms_no_other(cluster: Cluster, broker: Brok
     feeds.advance("one", "three")
     paused = changes(feeds.topic("two"))
 
+    workers = application_of(cluster)["workers"]
     for pid in workers_with_work(cluster):
         with suppress(ProcessLookupError):  # the end of a changefeed that waits may have killed it just now
             os.kill(pid, signal.SIGKILL)
     feeds.advance("one", "three")
     assert cluster.pids("driver") == [application], "its workers' death costs it nothing"
+    time.sleep(LOOK_S)  # until it is said that they are gone
+    # The JVM must start them again. If it is stopped before, the application has to end.
+    eventually("other workers", lambda: application_of(cluster)["workers"] >= workers)
     jvm = stop_for_good(cluster, "jvm")
     feeds.advance("one", "three")
     assert [cluster.feed(name)["state"] for name in ("one", "three")] == ["normal"] * 2, "nothing needs it"
