@@ -60,7 +60,7 @@ class Feeds:
 
 
 def application_of(cluster: Cluster) -> dict[str, Any]:
-    """What the status says of the application."""
+    """The status of the application."""
     status = httpx.get(f"http://{cluster.server}/status", timeout=PATIENCE_S, verify=False).json()
     found: dict[str, Any] = status["application"]
     return found
