@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidegate.eventstore import segment
+from tidegate.eventstore import segment, span_files
 from tidegate.eventstore.order import Entry
 from tidegate.eventstore.reader import JOINED_BYTES, merged, read
 from tidegate.eventstore.segment import UNLOAD_BYTES, Segment
@@ -75,7 +75,7 @@ def test_only_small_pieces_are_copied_to_be_joined(tmp_path: Path, row_bytes: in
     mapped = [one.column(4).buffers()[2].address in mappings(tmp_path) for one in blocks]
     assert mapped == ([False] if is_joined else [True, True])
     segments = [Segment(tmp_path / span.id, one) for one in span.manifest.segments]
-    stored = list(merged(segments, 1, 5, joined_below=MAX_BLOCK_BYTES))
+    stored = span_files._joined(segments, 1, 5)
     assert [one.num_rows for one in stored] == [1200], "it is copied anyway, and each reader pays for a block"
 
 

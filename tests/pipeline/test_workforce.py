@@ -107,9 +107,9 @@ def test_rows_count_as_delivered_for_as_long_as_their_piece_takes(is_proven: boo
     assert requests.throttle.share == share
 
 
-@pytest.mark.parametrize("is_between", [True, False])
-def test_no_worker_is_killed_while_another_is_about_to_be_free(is_between: bool) -> None:
-    """The waiting piece gets the worker that has just connected or finished its piece."""
+@pytest.mark.parametrize("other", ["none", "between two pieces", "free meanwhile"])
+def test_no_worker_is_killed_if_another_gets_the_waiting_piece(other: str) -> None:
+    """It gets the worker that has just connected or finished its piece."""
     none: Any = SimpleNamespace(
         changed=threading.Lock(), is_one_coming=lambda now: False, answered=lambda key, well: None
     )
@@ -119,7 +119,13 @@ def test_no_worker_is_killed_while_another_is_about_to_be_free(is_between: bool)
     workforce.join(slow, 0.0)
     slow.give(Work(one, none, WorkKind.DELIVER, "rows"), 0.0)
     slow.silent_s = 9.0
-    if is_between:
+    if other == "between two pieces":
         workforce.join(worker(), 0.0)
-    SignsOfLife(none, none, workforce, none, none, none).make_room(lambda: True)
-    assert slow.killed is not is_between
+
+    def is_wanted() -> bool:
+        if other == "free meanwhile":
+            workforce.release(worker())
+        return True
+
+    SignsOfLife(none, none, workforce, none, none, none).make_room(is_wanted)
+    assert slow.killed is (other == "none")

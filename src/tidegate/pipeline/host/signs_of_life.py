@@ -86,13 +86,13 @@ class SignsOfLife:
         self._looked_for_room_at = now
         workforce = self._workforce
         with self._changed:
-            if self._supply.is_one_coming(now) or workforce.any_killed() or workforce.any_between():
+            if self._supply.is_one_coming(now) or workforce.any_killed():
                 return
             slow = workforce.slow()
         if not slow or not is_wanted():
             return
         with self._changed:
-            # Another one may have become free, or may do so in a moment, while the lock was free.
+            # The waiting piece gets a worker that has just become free, or does so in a moment.
             if workforce.free or workforce.any_between():
                 return
             worst = max(slow, key=lambda each: each.silent_s)

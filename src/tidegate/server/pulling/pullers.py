@@ -62,6 +62,7 @@ class PullerOptions:
     timeout_s: float
     """A puller that follows spans and reports nothing for this long is killed and restarted."""
     spawn: Spawn = spawn
+    """Starts pullers, which must end when this process does."""
 
 
 class Pullers:
