@@ -293,9 +293,13 @@ def test_a_slow_worker_delays_only_those_that_want_its_spans(hosted: Hosted) -> 
         with lock:
             both.extend(spans & busy)
             busy.update(spans)
-        first = not released.is_set() and not finished
-        if first and met.wait(WAIT_S) == 0:
-            slow.extend(spans)
+            first = not released.is_set() and not finished
+            # Said before the other worker may go on, so that it is known when anything is reported.
+            slower = first and not slow
+            slow.extend(spans if slower else ())
+        if first:
+            met.wait(WAIT_S)
+        if slower:
             on_durable({one.span: one.after + 1 for one in ranges})
             assert released.wait(WAIT_S)
         with lock:
