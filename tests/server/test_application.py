@@ -155,6 +155,30 @@ def test_a_new_application_runs_only_what_is_wanted_after_the_old_one_died(
     played(tmp_path, body)
 
 
+def test_after_its_death_it_starts_before_its_changefeeds_ask_but_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark takes long to start, and changefeeds wait a second and more before they try again."""
+    monkeypatch.setattr(application, "APART_S", 0.05)
+
+    async def body(it: Played) -> None:
+        one = it.run("one")
+        await it.until(lambda: it.received)
+        os.kill(it.application.pid, signal.SIGKILL)
+        await it.until(lambda: len(it.pids) == 2)
+        assert one.gone.is_set()
+        # It had no incarnation to lose, so the next one is started for whoever asks.
+        os.kill(it.pids[1], signal.SIGKILL)
+        await it.until(lambda: it.application.pid == 0)
+        await asyncio.sleep(0.5)
+        assert (it.application.pid, len(it.pids)) == (0, 2)
+        it.run("two")
+        await it.until(lambda: len(it.received) == 2)
+        assert it.received[1] == "Run two"
+
+    played(tmp_path, body)
+
+
 def test_one_that_does_not_end_a_changefeed_is_killed_with_all_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, get_args, get_type_hints
 
@@ -33,13 +34,19 @@ def setting(
     return field(default=default, repr=kind != "secret", metadata=metadata)
 
 
+@cache
+def hints_of(owner: type) -> Mapping[str, Any]:
+    """The types of a dataclass's fields; kept, because Python compiles the text of each one again."""
+    return get_type_hints(owner)
+
+
 def load(owner: type, data: Mapping[str, Any], where: str) -> Any:
     """Read one section into its dataclass, recursively; `where` is the dotted path for messages."""
     if not isinstance(data, Mapping):
         raise InvalidInput(f"'{where}' must be a table", where="changefeed configuration", fix=AS_TABLE)
     fields = {_key(f): f for f in dataclasses.fields(owner)}
     older = {f.metadata["older"]: _key(f) for f in fields.values() if f.metadata.get("older")}
-    hints = get_type_hints(owner)
+    hints = hints_of(owner)
     values: dict[str, Any] = {}
     for raw, value in data.items():
         name = str(raw).replace("-", "_")

@@ -6,10 +6,10 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from tidegate.config.checks import canonical, check
-from tidegate.config.fields import AS_TABLE, field_of, from_text, kebab, load, snake
+from tidegate.config.fields import AS_TABLE, field_of, from_text, hints_of, kebab, load, snake
 from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import URI_OPTIONS, SinkUri
 from tidegate.config.ticdc import URI_TUNING
@@ -59,14 +59,14 @@ def merge_config(data: Mapping[str, Any], sink_uri: SinkUri) -> ReplicaConfig:
         *sections, leaf = URI_OPTIONS[name]
         node, owner = merged, ReplicaConfig
         for section in sections:
-            owner = get_type_hints(owner)[section]
+            owner = hints_of(owner)[section]
             child = node.setdefault(section, {})
             if not isinstance(child, dict):
                 raise InvalidInput(
                     f"'{kebab(section)}' must be a table", where="changefeed configuration", fix=AS_TABLE
                 )
             node = child
-        node[leaf] = from_text(get_type_hints(owner)[leaf], field_of(owner, leaf), text, name)
+        node[leaf] = from_text(hints_of(owner)[leaf], field_of(owner, leaf), text, name)
     if sink_uri.scheme == "kafka+ssl":
         merged.setdefault("sink", {}).setdefault("kafka_config", {})["enable_tls"] = True
     return config_from_json(merged)

@@ -15,6 +15,7 @@ The reactor keeps one `Life` for each feed, runs its pipeline exactly while `run
 and `error`. `TRANSITIONS` has every row; docs/internals/changefeed.md explains them. The back-off is 1 s,
 doubles at each failure without progress in between, and is at most 60 s; jitter adds up to a tenth. (TiCDC
 uses 10 s to 10 min. Our back-off is shorter, because a restart costs one process, not a rescan.)
+`control.retry_turns` adds a wait for changefeeds without rows when many fail at once.
 """
 
 from __future__ import annotations

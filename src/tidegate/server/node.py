@@ -31,6 +31,7 @@ from tidegate.control.metadata import (
     grant_key,
     owner_key,
 )
+from tidegate.control.retry_turns import RetryTurns
 from tidegate.disk import Ballast
 from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.eventstore import store_view
@@ -114,6 +115,7 @@ class Node:
     """Reserved space for small files on a full disk; it also knows whether the disk is full."""
     router: MessageRouter = field(default_factory=MessageRouter)
     pulse: Pulse = field(init=False)
+    retry_turns: RetryTurns = field(default_factory=RetryTurns)
     next_grant: int = 1
     next_message: int = 1
     shared: str = ""

@@ -194,21 +194,25 @@ class Application:
             await self._child.stop(STOP_S)
         self._lose("the application was ended")
 
-    def _lose(self, how: str) -> None:
-        """Mark every incarnation as gone, because the application that ran them has ended."""
+    def _lose(self, how: str) -> bool:
+        """Mark every incarnation as gone, because the application that ran them has ended. Returns whether
+        there were any.
+        """
         self._connection, self.working = None, NOTHING
         lost, self._running = self._running, {}
         for one in lost.values():
             one.how = str(self._reported) if self._reported is not None else how
             one.gone.set()
+        return bool(lost)
 
     async def _supervise(self) -> None:
         """Start the application whenever something must run and no application is running."""
+        again = False
         while True:
             await self._wanted.wait()
             # Before anything is started: a request that comes meanwhile sets it again.
             self._wanted.clear()
-            if not (self._running or self._warm):
+            if not (self._running or self._warm or again):
                 continue
             began = self._clock.monotonic()
             try:
@@ -221,9 +225,11 @@ class Application:
                 await self._child.stop(0)
             except (OSError, TidegateError) as error:  # for example no disk space for the log
                 how = str(error)
-            self._lose(how)
+            # It begins at once what its changefeeds will ask for in a second or later: a JVM takes long to
+            # start. Without incarnations to lose it waits for the next one, so it does not start for ever.
+            again = self._lose(how)
             # Nobody else would start it: a standby has no incarnation that could ask for it.
-            if self._warm:
+            if self._warm or again:
                 self._wanted.set()
             await asyncio.sleep(max(0.0, APART_S - (self._clock.monotonic() - began)))
 

@@ -114,13 +114,16 @@ class FeedLife:
             event(LOG, logging.WARNING, "changefeed failed", changefeed=str(record.id), error=str(shown))
             # Wait for disk space without a time limit: a full disk is not the changefeed's own failure.
             full = isinstance(shown, DiskFull) or bool(node.ballast.trouble)
+            now = node.clock.monotonic()
             life = record.life.failed(
                 self._feed_error(shown),
                 retry=isinstance(shown, Retryable | Fenced),
-                now=node.clock.monotonic(),
+                now=now,
                 stuck_s=math.inf if full else record.config.error_stuck_s,
                 jitter=random.random(),
             )
+            if life.state is State.PENDING and not self._replication.had_rows_lately():
+                life = dataclasses.replace(life, retry_at=node.retry_turns.take(life.retry_at, now))
             await record.become(dataclasses.replace(life, stuck_since=None) if full else life)
 
     def _feed_error(self, error: TidegateError) -> FeedError:

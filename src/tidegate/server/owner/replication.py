@@ -24,6 +24,7 @@ from typing import Final, assert_never
 from tidegate.control.messages import FromProcessor, Wish
 from tidegate.control.metadata import FeedError
 from tidegate.control.owner import Owner
+from tidegate.control.retry_turns import had_rows_lately
 from tidegate.log import event
 from tidegate.server.delivery.sink_thread import OpenedSink
 from tidegate.server.delivery.watch import LOOK_S
@@ -144,6 +145,11 @@ class Replication:
         if forget:
             await self._meet()
         await self._link.release(forget=forget)
+
+    def had_rows_lately(self) -> bool:
+        """Whether rows wait for it, or were delivered in the last seconds."""
+        record, last_synced = self._record, self.reports.last_synced_ts
+        return record.loading or had_rows_lately(self.checkpoint, record.resolved_ts, last_synced)
 
     def check_ended(self) -> None:
         """Raises Retryable while work of the feed is still ending."""

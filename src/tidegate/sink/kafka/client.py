@@ -18,7 +18,7 @@ a clock that is set back during a wait makes the wait longer by that much (librd
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -28,6 +28,7 @@ from confluent_kafka import (
     KafkaException,
     Message,
     Producer,
+    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import (
@@ -65,6 +66,8 @@ each poll takes the interpreter lock from the event loop that wakes the changefe
 BROKERS_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
 """Setting of topics that we create. With timestamps of our own, a broker would refuse messages if our clock
 is an hour ahead of its clock, and its retention would delete them at once if our clock is far behind."""
+REFUSED_TOPIC: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+"""Answers about a topic that say nothing of whether it exists."""
 REFUSED: Final = (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD)
 NOT_WIDENED: Final = (
     KafkaError.INVALID_PARTITIONS,
@@ -207,7 +210,8 @@ def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
 
 def ensure_feeds_topics(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig, progress: str = "") -> int:
     """As `ensure_topic`; the same requests create the progress topic with this name if it is missing."""
-    there, made = existing(admin, uri), list[NewTopic]()
+    names = [uri.topic, progress] if progress else [uri.topic]
+    there, made = existing(admin, uri, names), list[NewTopic]()
     found, wanted = there.get(uri.topic, 0), kafka.partition_num
     if found == 0:
         if not kafka.auto_create_topic:
@@ -243,7 +247,7 @@ def ensure_topics(uri: SinkUri, kafka: KafkaConfig, wanted: Mapping[str, int], f
     if not wanted:
         return {}
     admin = AdminClient(client_settings(uri, kafka))
-    there = existing(admin, uri)
+    there = existing(admin, uri, wanted)
     missing = [name for name in wanted if name not in there]
     if missing and not kafka.auto_create_topic:
         raise InvalidInput(
@@ -258,7 +262,7 @@ def ensure_topics(uri: SinkUri, kafka: KafkaConfig, wanted: Mapping[str, int], f
         factor = kafka.replication_factor
         made = [NewTopic(name, wanted[name] or fresh, factor, config=BROKERS_TIME) for name in missing]
         _create_all(admin, uri, made)
-        there = existing(admin, uri)  # another process may have created one, with another number
+        there = existing(admin, uri, wanted)  # another process may have created one, with another number
     found = {name: there[name] for name in wanted}
     for name, count in found.items():
         if count < wanted[name]:
@@ -349,17 +353,39 @@ def delete_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
             raise unreachable(uri, error) from error
 
 
-def existing(admin: AdminClient, uri: SinkUri) -> dict[str, int]:
-    """The topics that the broker has, with the number of partitions of each."""
-    try:
-        found = admin.list_topics(timeout=CALL_TIMEOUT_S).topics
-    except KafkaException as error:
-        raise unreachable(uri, error) from error
-    return {name: len(one.partitions) for name, one in found.items() if one.error is None and one.partitions}
+def existing(admin: AdminClient, uri: SinkUri, names: Iterable[str]) -> dict[str, int]:
+    """Those of `names` that the broker has as topics, with the number of partitions of each.
+
+    Only these are asked for: a broker may have many thousands of others, and every start of a changefeed
+    asks. The request makes no topic, whatever the broker's `auto.create.topics.enable` says.
+    """
+    asked, found = sorted(set(names)), dict[str, int]()
+    for at in range(0, len(asked), TOPICS_AT_ONCE):
+        answers = admin.describe_topics(
+            TopicCollection(asked[at : at + TOPICS_AT_ONCE]), request_timeout=CALL_TIMEOUT_S
+        )
+        for name, answer in answers.items():
+            try:
+                found[name] = len(answer.result(2 * CALL_TIMEOUT_S).partitions)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError._TIMED_OUT:  # in the client's words it waited for a controller
+                    raise unreachable(uri, f"no broker has answered within {CALL_TIMEOUT_S:g} s") from error
+                if code < 0:  # the client's own: there was no answer
+                    raise unreachable(uri, error) from error
+                if code in REFUSED_TOPIC:
+                    raise Retryable(
+                        f"Kafka does not say whether topic '{name}' exists",
+                        where=uri.bootstrap,
+                        why=words_of(error),
+                        fix="allow the sink's user to describe and write the topic",
+                    ) from error
+                # The others say that it does not exist, or has no leader yet.
+    return {name: count for name, count in found.items() if count}
 
 
 def _partitions(admin: AdminClient, uri: SinkUri, topic: str) -> int:
-    return existing(admin, uri).get(topic, 0)
+    return existing(admin, uri, [topic]).get(topic, 0)
 
 
 def _create_all(admin: AdminClient, uri: SinkUri, topics: list[NewTopic]) -> None:
@@ -376,7 +402,7 @@ def _create_all(admin: AdminClient, uri: SinkUri, topics: list[NewTopic]) -> Non
                     ) from error
     missing = {topic.topic for topic in topics}
     deadline = time.monotonic() + CALL_TIMEOUT_S
-    while missing and (missing := missing - existing(admin, uri).keys()):
+    while missing and (missing := missing - existing(admin, uri, missing).keys()):
         if time.monotonic() > deadline:
             raise Retryable(f"topic '{min(missing)}' was created but does not appear", where=uri.bootstrap)
         time.sleep(0.05)

@@ -107,7 +107,7 @@ class KafkaOwnerSink:
         self._partitions = self._partitions_of_own(admin, found)
         self.topics = {uri.topic: self._partitions}
         """The topics in use, and the number of partitions of each over which rows are spread."""
-        left = existing(admin, uri) if self._fixed else {}
+        left = existing(admin, uri, self._fixed)
         self.use(name for name in self._fixed if name in left)
 
     @property
@@ -121,7 +121,7 @@ class KafkaOwnerSink:
         layout = self.layouts.get(self._uri.topic)
         if layout is not None:
             fixed = layout.all
-            found = existing(admin, self._uri)[self._uri.topic]
+            found = existing(admin, self._uri, [self._uri.topic])[self._uri.topic]
         elif self._kafka.partition_num or not fixed:
             return found
         if found < fixed:
