@@ -32,7 +32,7 @@ ONE = FeedId("default", "one")
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No broker is there to delete a topic."""
-    monkeypatch.setattr("tidegate.sink.kafka.client.DELETE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("tidegate.sink.kafka.topics.DELETE_TIMEOUT_S", 0.5)
 
 
 def ask(capture: Running, *requests: Coroutine[Any, Any, Any]) -> list[Any]:

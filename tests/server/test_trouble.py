@@ -137,6 +137,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls to a broker that does not answer end after seconds, not after a quarter of a minute."""
     monkeypatch.setattr("tidegate.sink.kafka.client.CALL_TIMEOUT_S", 2.0)
     monkeypatch.setattr("tidegate.sink.kafka.owner_sink.CALL_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("tidegate.sink.kafka.topics.CALL_TIMEOUT_S", 2.0)
 
 
 @pytest.mark.slow

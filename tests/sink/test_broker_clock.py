@@ -24,13 +24,10 @@ from tidegate.errors import Fenced, Retryable
 from tidegate.model.progress import SpanProgress
 from tidegate.sink.kafka import client
 from tidegate.sink.kafka import owner_sink as owner
-from tidegate.sink.kafka.client import (
-    ensure_progress_topic,
-    ensure_topic,
-    transactional_id,
-)
+from tidegate.sink.kafka.client import transactional_id
 from tidegate.sink.kafka.owner_sink import KafkaOwnerSink
 from tidegate.sink.kafka.slot import SlotWriter, fence_slots
+from tidegate.sink.kafka.topics import ensure_progress_topic, ensure_topic
 
 pytestmark = pytest.mark.integration
 

@@ -50,15 +50,12 @@ from tidegate.sink.kafka.client import (
     check_decided,
     client_settings,
     drain,
-    ensure_feeds_topics,
-    ensure_topics,
-    existing,
     producer_settings,
     read_records,
     unreachable,
     unwritten,
-    widen_topic,
 )
+from tidegate.sink.kafka.topics import ensure_feeds_topics, ensure_topics, existing, widen_topic
 
 
 class KafkaOwnerSink:

@@ -13,18 +13,16 @@ from confluent_kafka import KafkaException, Producer
 from tidegate.errors import Retryable
 from tidegate.model.progress import topics
 from tidegate.sink.base import Description, Domain, Form, Keys, Marks, Prove, SinkFeed
-from tidegate.sink.kafka.client import (
-    cluster_id,
+from tidegate.sink.kafka.client import cluster_id, read_records, transactional_id
+from tidegate.sink.kafka.owner_sink import KafkaOwnerSink
+from tidegate.sink.kafka.slot import FENCES_AT_ONCE, SlotWriter, fence_slots, slot_client
+from tidegate.sink.kafka.topics import (
     delete_topic,
     ensure_progress_topic,
     ensure_topic,
     progress_topic,
-    read_records,
-    transactional_id,
     widen_topic,
 )
-from tidegate.sink.kafka.owner_sink import KafkaOwnerSink
-from tidegate.sink.kafka.slot import FENCES_AT_ONCE, SlotWriter, fence_slots, slot_client
 
 CONNECTED_MAX: Final = 64
 """How many clients of `KafkaSink.connect` may wait in a process. Each has some threads and connections."""
