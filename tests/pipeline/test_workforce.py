@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidegate.pipeline.exchange.ranges import Range
-from tidegate.pipeline.exchange.work import Deliver
+from tidegate.pipeline.exchange.work import Begun, Deliver, to_json
 from tidegate.pipeline.host.connected_worker import STUCK_FIRST_S, STUCK_S, ConnectedWorker, Work
 from tidegate.pipeline.host.load_requests import LoadRequests
 from tidegate.pipeline.host.load_throttle import LOAD_SHARE_MIN, CpuTime
@@ -65,9 +65,10 @@ def test_a_worker_that_opens_a_sink_in_doubt_is_stuck_later(
     ("addresses", "is_proven", "expected"), [(1, False, True), (2, True, True), (2, False, False)]
 )
 def test_a_piece_that_goes_elsewhere_anyway_does_not_wait_for_its_writer(
-    addresses: int, is_proven: bool, expected: bool
+    monkeypatch: pytest.MonkeyPatch, addresses: int, is_proven: bool, expected: bool
 ) -> None:
     """Otherwise nothing would prove its address while the worker with its writer is busy."""
+    monkeypatch.setattr("tidegate.pipeline.host.placement.HOME_S", 60.0)
     table: Any = Timetable(2)
     for number, key in enumerate([KEY, *OTHERS]):
         table.ask_begin(key, f"kafka://{number % addresses}", 0)
@@ -107,7 +108,7 @@ def test_rows_count_as_delivered_for_as_long_as_their_piece_takes(is_proven: boo
     assert requests.throttle.share == share
 
 
-@pytest.mark.parametrize("other", ["none", "between two pieces", "free meanwhile"])
+@pytest.mark.parametrize("other", ["none", "between two pieces", "its result has come", "free meanwhile"])
 def test_no_worker_is_killed_if_another_gets_the_waiting_piece(other: str) -> None:
     """It gets the worker that has just connected or finished its piece."""
     none: Any = SimpleNamespace(
@@ -119,8 +120,13 @@ def test_no_worker_is_killed_if_another_gets_the_waiting_piece(other: str) -> No
     workforce.join(slow, 0.0)
     slow.give(Work(one, none, WorkKind.DELIVER, "rows"), 0.0)
     slow.silent_s = 9.0
-    if other == "between two pieces":
-        workforce.join(worker(), 0.0)
+    if other in ("between two pieces", "its result has come"):
+        ends = worker()
+        workforce.join(ends, 0.0)
+        if other == "its result has come":
+            ends.give(Work(one, none, WorkKind.BEGIN, "a start"), 0.0)
+            ends.line = SimpleNamespace(receive=lambda: to_json(Begun({})))
+            ends.received()
 
     def is_wanted() -> bool:
         if other == "free meanwhile":

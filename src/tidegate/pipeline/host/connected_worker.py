@@ -27,7 +27,16 @@ from typing import Final
 from tidegate.control.watchdog import Watchdog
 from tidegate.errors import Retryable, TidegateError
 from tidegate.pipeline.exchange.lines import Line
-from tidegate.pipeline.exchange.work import FROM_WORKER, FromWorker, LoadReport, Piece, parse, to_json
+from tidegate.pipeline.exchange.work import (
+    FROM_WORKER,
+    Alive,
+    FromWorker,
+    LoadReport,
+    Piece,
+    Reached,
+    parse,
+    to_json,
+)
 from tidegate.pipeline.host.incarnation import Incarnation, Key
 from tidegate.pipeline.host.jobs import WorkerProcess
 from tidegate.pipeline.host.timetable import WorkKind
@@ -102,7 +111,9 @@ class Dead(Exception):
 
 @dataclass(slots=True, eq=False)
 class ConnectedWorker:
-    """The host's view of one worker. Fields change only under the host's lock, except `received_count`."""
+    """The host's view of one worker. Fields change only under the host's lock, except those that `received`
+    sets.
+    """
 
     line: Line
     process: WorkerProcess
@@ -116,6 +127,8 @@ class ConnectedWorker:
     done: int = 0
     received_count: int = 0
     """The number of messages it has sent."""
+    has_answered: bool = False
+    """Whether the result of its last piece has come. It is passed on before `work` becomes None."""
     silent_s: float = 0.0
     """How long it has given no sign of life, if it is slow; otherwise 0. Seconds."""
     is_stuck: bool = False
@@ -138,6 +151,7 @@ class ConnectedWorker:
         another piece.
         """
         self.work, self.silent_s, self.is_stuck, self._watchdog = work, 0.0, False, Watchdog()
+        self.has_answered = False
         self.given_at = now
         self.pieces.put(work)
 
@@ -175,6 +189,7 @@ class ConnectedWorker:
         if message is None:
             raise Dead("its connection has ended")
         self.received_count += 1
+        self.has_answered = not isinstance(message, Reached | Alive)
         return message
 
     # --- its signs of life, by the thread that watches

@@ -106,5 +106,7 @@ class Workforce:
         return any(each.killed for each in self._all)
 
     def any_between(self) -> bool:
-        """Whether a worker has no piece and is not free yet: it has just connected, or finished its piece."""
-        return any(each.work is None and each not in self._free for each in self._all)
+        """Whether a worker is free in a moment: it has just connected, or its result has come."""
+        # While the result is passed on, which may make other work due, it still has the piece.
+        between = (each for each in self._all if each.work is None or each.has_answered)
+        return any(each not in self._free for each in between)
