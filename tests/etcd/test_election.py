@@ -14,7 +14,7 @@ from tidegate.etcd import session as session_module
 from tidegate.etcd.client import EtcdClient, LeaseGone
 from tidegate.etcd.election import Election, capture_prefix, put_leased
 from tidegate.etcd.metadata import EtcdMetadata
-from tidegate.etcd.session import LEAST_TTL_S, MARGIN, LocalLease, Session, now_s
+from tidegate.etcd.session import LEAST_TTL_S, MARGIN, LocalLease, Session
 from tidegate.server.captures.membership import CaptureInfo, Membership
 
 NUMBERS = iter(range(1_000_000, 2_000_000))
@@ -123,17 +123,26 @@ def test_a_session_that_is_not_renewed_ends_here_before_it_ends_in_etcd(
     wait("renewed", lambda: session.holds)
     line.requests.clear()
     line.cut()
-    wait("over here", lambda: not session.holds)
-    assert election.owner() is not None, "etcd must still keep it"
-    wait("over in etcd", lambda: election.owner() is None)
+
+    def is_over_in_etcd() -> bool:
+        # Asked in this order, a slow machine cannot make a session that ended in time seem to have held on.
+        is_over, holds = election.owner() is None, session.holds
+        assert not (is_over and holds)
+        return is_over
+
+    wait("over in etcd", is_over_in_etcd)
+    assert not session.holds
     assert session.why_lost
     line.close()
 
 
-def test_a_session_lives_as_long_as_it_is_renewed(client: EtcdClient, cluster: int) -> None:
-    session = Session(client, LEAST_TTL_S)
+def test_a_session_lives_as_long_as_it_is_renewed(
+    client: EtcdClient, cluster: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "RENEWALS", 60)
+    session = Session(client, 60)  # long, or a slow machine could end it
     first = session._lease.until
-    wait("renewed twice", lambda: session._lease.until > first + LEAST_TTL_S * 0.5)
+    wait("renewed twice", lambda: session._lease.until > first + 1.5)
     assert session.holds
     client.revoke(session.lease)
     wait("gone", lambda: session._lease.gone)
@@ -152,22 +161,6 @@ def test_a_name_belongs_to_one_session(client: EtcdClient, cluster: int) -> None
     one.close()
     put_leased(client, key, b"2", two.lease)
     two.close()
-
-
-def test_a_session_whose_process_hangs_is_not_renewed(
-    client: EtcdClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread would renew it for ever, and nobody could take over."""
-    monkeypatch.setattr(session_module, "BEATS", 1)
-    session = Session(client, LEAST_TTL_S)
-    began = now_s()
-    while now_s() < began + LEAST_TTL_S * 1.5:
-        session.beat()
-        assert session.holds
-        time.sleep(0.05)
-    wait("over", lambda: not session.holds)
-    assert "hangs" in session.why_lost
-    session.close()
 
 
 def test_a_put_under_a_gone_lease_is_a_lost_session_and_not_bad_input(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tidegate.errors import Fenced
 from tidegate.etcd import session as session_module
-from tidegate.etcd.session import MARGIN, Session
+from tidegate.etcd.session import BEATS, MARGIN, Session
 
 TTL_S = 6
 BEGAN_S, SLOW_S = 100.0, 2.5
@@ -66,6 +67,43 @@ def test_a_lease_counts_from_the_sending_however_late_the_answer(etcd: SlowEtcd,
     assert session.holds
     etcd.now = sent + TTL_S * (1 - MARGIN) + EARLY_S
     assert not session.holds
+
+
+class QuickEtcd:
+    """A client that renews a lease as often as it is asked to; no time passes by itself."""
+
+    def __init__(self) -> None:
+        self.now = BEGAN_S
+
+    def grant_lease(self, ttl_s: int) -> tuple[int, int]:
+        return 1, ttl_s
+
+    def keep_alive(self, lease: int, patience_s: float) -> int:
+        return TTL_S
+
+    def revoke(self, lease: int) -> None:
+        pass
+
+
+def test_a_session_whose_process_hangs_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread would renew it for ever, and nobody could take over."""
+    quick: Any = QuickEtcd()
+    monkeypatch.setattr(session_module, "now_s", lambda: quick.now)
+    monkeypatch.setattr(session_module, "RENEWALS", TTL_S / 0.001)
+    session = Session(quick, TTL_S)
+    for _ in range(4 * BEATS):
+        quick.now += TTL_S / 2
+        session.beat()
+        end = time.monotonic() + 60
+        while session._lease.until < quick.now + TTL_S * (1 - MARGIN):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert session.holds
+    quick.now += BEATS * TTL_S + EARLY_S
+    session._thread.join(60)
+    assert not session._thread.is_alive()
+    assert not session.holds
+    assert "hangs" in session.why_lost
 
 
 @pytest.mark.parametrize("session", [True], indirect=True)
