@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.gc import service_id
 from tidegate.control.metadata import FeedId
-from tidegate.errors import InvalidInput
+from tidegate.errors import InvalidInput, Retryable
 from tidegate.server.captures.data_folder import check_mode
 from tidegate.server.captures.membership import NAME_FILE, capture_name
 from tidegate.server.changefeeds.new_feed import NewFeed, check_shared
@@ -69,7 +68,10 @@ def test_the_next_owner_continues_and_holds_history_under_its_own_name(
     assert not second.capture.ready
     assert second.call("GET", "/changefeeds/one")["http"] == 200, "passed on to the owner"
     answer = httpx.get(
-        f"http://{second.address}/api/v2/changefeeds/one", headers={PASSED_ON: "another"}, trust_env=False
+        f"http://{second.address}/api/v2/changefeeds/one",
+        headers={PASSED_ON: "another"},
+        trust_env=False,
+        timeout=120,
     )
     assert answer.status_code == 503, "and once only"
     work(bank, 20)
@@ -119,20 +121,24 @@ def test_etcd_that_goes_away_while_a_capture_takes_over_is_waited_for(
     """Else all that stand by would end, one after the other, in one outage."""
     monkeypatch.setattr("tidegate.etcd.client.PATIENCE_S", 0.5)
     line = Line(etcd)
-    start, begun = Reactor.start, []
+    start, begun, failed = Reactor.start, [], threading.Event()
 
     async def start_in_the_dark(self: Reactor) -> None:
         begun.append(self)
-        if len(begun) == 1:
-            line.requests.clear()
-            line.cut()
-        await start(self)
+        if len(begun) > 1:
+            return await start(self)
+        line.requests.clear()
+        line.cut()
+        try:
+            await start(self)
+        except Retryable:
+            failed.set()
+            raise
 
     monkeypatch.setattr(Reactor, "start", start_in_the_dark)
 
     def lights_up() -> None:
-        wait_for(lambda: begun, "its turn")
-        time.sleep(2)
+        failed.wait(240)
         line.requests.set()
         line.cut()
 
@@ -140,6 +146,7 @@ def test_etcd_that_goes_away_while_a_capture_takes_over_is_waited_for(
     running = Running(upstream.pd_addr, tmp_path / "a", tmp_path / "out", etcd=line.endpoint)
     try:
         wait_for(lambda: running.capture.ready, "it is elected again")
+        assert failed.is_set()
         assert len(begun) >= 2
     finally:
         running.stop()
@@ -174,10 +181,11 @@ def test_a_capture_cut_off_from_etcd_stops_and_resumes_once_etcd_answers(
     running = Running(upstream.pd_addr, tmp_path / "a", tmp_path / "out", etcd=line.endpoint)
     try:
         assert running.create("one")["http"] == 200
-        first, pid = running.capture, running.capture.node.application.pid
+        first = running.capture
         work(bank, 20)
         last = first.pd.tso()
         wait_for(lambda: reached(running) >= last, "it delivers")
+        pid = first.node.application.pid
         line.requests.clear()
         line.cut()
         wait_for(lambda: not running.call("GET", "/status")["is_owner"], "its session is over")
