@@ -135,7 +135,7 @@ def test_a_new_application_runs_only_what_is_wanted_after_the_old_one_died(
 ) -> None:
     async def body(it: Played) -> None:
         one, two = it.run("one"), it.run("two")
-        await it.until(lambda: len(it.received) == 2)
+        await it.until(lambda: len(it.received) == 2 and it.application.working != application.NOTHING)
         assert it.application.working == Working(
             1, (AtWork(7, "default/one", "deliver", 3),), ("default/two",)
         )
