@@ -123,7 +123,7 @@ def test_a_full_disk_is_a_warning_and_everything_resumes_with_free_space(
         wait_for(
             lambda before=before: running.capture.pullers.processes["tidb"].pid != before, "another puller"
         )
-        assert running.feed("one")["state"] == "warning"
+        wait_for(lambda: warned("is full"), "the warning of the next incarnation")
         filler.unlink()
         running.wait_checkpoint("one", pd.tso())
         running.wait_state("one", "normal")

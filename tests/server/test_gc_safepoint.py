@@ -90,9 +90,11 @@ def test_history_is_held_until_it_is_delivered_and_then_released(
         wait_for(
             lambda: running.feed("one")["resolved_ts"] > beyond, "a resolved ts beyond what is delivered"
         )
-        stuck = running.feed("one")["checkpoint_ts"]
-        assert stuck < beyond
-        wait_for(lambda: watched.held()[ours] == stuck - 1, "the hold at the checkpoint")
+        wait_for(
+            lambda: watched.held()[ours] == running.feed("one")["checkpoint_ts"] - 1,
+            "the hold at the checkpoint",
+        )
+        assert running.feed("one")["checkpoint_ts"] < beyond
         os.kill(running.pipeline_pid("one"), signal.SIGCONT)
         running.wait_checkpoint("one", beyond)
         wait_for(lambda: watched.held()[ours] >= beyond, "the hold to follow the checkpoint")
@@ -141,6 +143,7 @@ def test_history_stays_until_the_processor_here_has_reported(
         wait_for(lambda: feed.record.persisted >= beyond, "the stored checkpoint")
         said = feed.replication.peers[node.capture].needs
         assert said < beyond
+        wait_for(lambda: watched.held()[ours] == said - 1, "the hold at what it has reported")
         housekeeping = capture.capture.reactor.housekeeping
         for _ in range(3):
             capture._loop.call_soon_threadsafe(housekeeping.wake)

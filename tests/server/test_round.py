@@ -205,7 +205,7 @@ def test_a_round_waits_for_a_hanging_preparation_up_to_its_bound(
     async def round_begins() -> bool:
         ahead, hangs = await _hanging()
         begins = asyncio.create_task(ahead.take() if by == "take" else ahead.drop())
-        done, _ = await asyncio.wait({begins}, timeout=5)
+        done, _ = await asyncio.wait({begins}, timeout=60)
         hangs.set()
         await begins
         return bool(done)
@@ -241,7 +241,7 @@ def test_a_client_that_does_not_end_is_dropped_after_the_bound(monkeypatch: pyte
 
     def connect(self: KafkaSink, writers: Mapping[str, int]) -> None:
         if not writers:
-            ends.wait(60)
+            ends.wait(120)
 
     async def grants(feed: FeedId) -> dict[str, Grant]:
         return {"a": Grant("i", (1, 1), 1, 4)}
@@ -257,7 +257,7 @@ def test_a_client_that_does_not_end_is_dropped_after_the_bound(monkeypatch: pyte
         while not ahead.is_done:
             await asyncio.sleep(0.001)
         dropping = asyncio.create_task(ahead.drop())
-        done, _ = await asyncio.wait({dropping}, timeout=5)
+        done, _ = await asyncio.wait({dropping}, timeout=60)
         ends.set()
         await dropping
         return bool(done)
