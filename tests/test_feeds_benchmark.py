@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -178,8 +179,21 @@ def test_rows_are_written_to_each_table_at_the_rate_until_a_pause(monkeypatch: p
         def commit(self) -> None:
             commits.append(self._rows)
 
+    class Pause(threading.Event):
+        """Knows the threads that have seen it set: they have ended the transaction that they had begun."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen_by = set[int]()
+
+        def is_set(self) -> bool:
+            found = super().is_set()
+            if found:
+                self.seen_by.add(threading.get_ident())
+            return found
+
     def until(check: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not check():
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -188,10 +202,12 @@ def test_rows_are_written_to_each_table_at_the_rate_until_a_pause(monkeypatch: p
     monkeypatch.setattr(feeds_capture, "Transaction", Kept)
     monkeypatch.setattr(feeds_capture, "PAUSED_S", 0.01)
     numbers = range(TABLES_A_TXN + 2)
-    with RowWriters("pd", numbers, 3 * WRITES_A_S, b"row") as writers:
+    writers, pause = RowWriters("pd", numbers, 3 * WRITES_A_S, b"row"), Pause()
+    writers._is_paused = pause
+    with writers:
         until(lambda: len(commits) >= 4)
         writers.pause()
-        time.sleep(0.05)  # a transaction that had begun
+        until(lambda: len(pause.seen_by) == 2)
         before = len(commits)
         time.sleep(1.5 / WRITES_A_S)
         assert len(commits) == before

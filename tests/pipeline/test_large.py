@@ -126,6 +126,7 @@ from tidegate.pipeline.exchange.ranges import Range
 from tidegate.sink.kafka import pace, sink, slot
 
 pace.TRANSACTION_BYTES, pace.WINDOW_MIN, pace.PIECE_MAX = 1 << 20, 256 << 10, 512 << 10
+pace.TRANSACTION_S = 50.0  # bytes end it: on a slow machine the kills would come before much is written
 spec, found, verb, count = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 left = [count]
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,8 @@ def test_a_zombie_writes_nothing(feed: RecordedFeed, control: ControlEnd, whole:
         wanted = expected(feed)
         assert found(feed.sink_uri) == wanted
         for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # on a slow machine its driver may have killed it for silence
+                os.kill(pid, signal.SIGCONT)
         # The zombie continues until it meets the fence, and ends.
         assert zombie.wait(PATIENCE_S) != 0
         assert found(feed.sink_uri) == wanted

@@ -95,7 +95,7 @@ class Query:
         query = writer.trigger(**trigger).start() if trigger else writer.start()
         try:
             if trigger:
-                assert query.awaitTermination(60)
+                assert query.awaitTermination(300)
             else:
                 query.processAllAvailable()
         finally:
