@@ -351,7 +351,7 @@ def test_a_slow_worker_delays_only_those_that_want_its_spans(hosted: Hosted) -> 
             both.extend(spans & busy)
             busy.update(spans)
             first = not released.is_set() and not finished
-            # Said before the other worker may go on, so that it is known when anything is reported.
+            # Said before the other worker may continue, so that it is known when anything is reported.
             slower = first and not slow
             slow.extend(spans if slower else ())
         if first:
