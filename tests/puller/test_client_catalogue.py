@@ -13,6 +13,7 @@ from random import Random
 
 import numpy as np
 
+from tests.puller.test_puller import eventually
 from tests.puller.wire import resolved_message, rows_message
 from tidegate.model.span import Span
 from tidegate.puller.event_feed import MessageQueue
@@ -226,6 +227,7 @@ def test_memory_thresholds_a_reader_waits_at_the_bound_and_always_wakes() -> Non
 
     reader = threading.Thread(target=read)
     reader.start()
+    eventually(lambda: bool(held), "the bound")
     found: list[bytes] = []
     while messages := queue.take(limit=60):
         found += messages

@@ -276,7 +276,7 @@ def test_a_transaction_of_many_times_the_memory_bound_goes_by_the_disk(world: Wo
     assert not spill.exists()
     puller.watch(SPAN, start)
     changes = {b"t%05d" % i: b"value" * 100 for i in range(2000)}
-    large = TwoPhase(world.pd, world.pd.tso(), min(changes), ttl_ms=60_000)
+    large = TwoPhase(world.pd, world.pd.tso(), min(changes), ttl_ms=3_600_000)
     large.prewrite([Mutation(PUT, *change) for change in changes.items()], Backoff(20_000))
     eventually(lambda: sum(spilled_files(spill).values()) > 900_000, "1 MB on disk")
     world.run(10)
@@ -314,13 +314,13 @@ def test_a_puller_without_spans_gives_up_the_memory_of_removed_segments(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No mark rises, so the sealer sleeps; and the disk may be needed."""
-    monkeypatch.setattr("tidegate.eventstore.removed_files.UNUSED", 0)
     store = EventStore(world.folder)
     puller = Puller(world.pd, store, on_failure=fail)
     file = world.folder / "segment"
     file.write_bytes(b"x")
     store.removed.remove(file, SMALL)
     assert store.removed.bytes == SMALL
+    monkeypatch.setattr("tidegate.eventstore.removed_files.UNUSED", 0)  # only now: the puller looks already
     eventually(lambda: store.removed.bytes == 0, "the end of the file")
     puller.close()
     store.close()

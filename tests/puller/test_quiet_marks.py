@@ -136,8 +136,9 @@ def test_messages_are_dropped_as_soon_as_they_are_matched(stream: Stream, receiv
         inside(where, found)
 
     receiver.matched = matched  # type: ignore[method-assign]
-    stream.received([message])
-    del message
+    with stream.matcher._lock:  # the worker does not match before the message has no other owner
+        stream.received([message])
+        del message
     eventually(lambda: receiver.found, "the row")
     assert seen == [True]
 
