@@ -151,6 +151,7 @@ def test_while_streams_are_held_no_region_on_them_counts_as_silent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their resolved ts do not advance because nothing is read; registering again would only cost scans."""
+    monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 1e9)
     start = world.pd.tso()
     store = EventStore(world.folder, disk_bytes=60_000)
     puller = Puller(world.pd, store, on_failure=fail)
@@ -158,7 +159,9 @@ def test_while_streams_are_held_no_region_on_them_counts_as_silent(
     for number in range(15):
         fat(world, number)
     eventually(lambda: puller.trouble != "", "the quota to be noticed")
-    monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 1e9)
+    fat(world, 15)  # perhaps all the others had room, and the stream would not be held
+    (stream,) = puller.streams
+    eventually(lambda: stream.rows > puller.status()[0].rows, "rows that wait for room")
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 0.3)
     until = time.monotonic() + 1.5
     eventually(lambda: time.monotonic() > until, "several times the patience")
@@ -176,14 +179,15 @@ def test_rows_beyond_a_stuck_resolved_ts_are_shed_and_pulled_again(
 ) -> None:
     """Nobody can free room here: all that is kept waits for a lock's end, which comes on the held stream."""
     monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 0.3)
-    monkeypatch.setattr("tidegate.puller.backpressure.REST_S", 0.5)
+    for name in ("REST_S", "REST_MAX_S"):
+        monkeypatch.setattr(f"tidegate.puller.backpressure.{name}", 0.5)
     start = world.pd.tso()
     store = EventStore(world.folder, memory_bytes=20_000, disk_bytes=60_000)
     puller = Puller(world.pd, store, on_failure=fail)
     puller.watch(SPAN, start)
     puller.watch(Span(b"m", b"n"), start)
     key = b"t\x05\x00"
-    open_one = TwoPhase(world.pd, world.pd.tso(), key, ttl_ms=60_000)
+    open_one = TwoPhase(world.pd, world.pd.tso(), key, ttl_ms=3_600_000)
     open_one.prewrite([Mutation(PUT, key, b"pinned")], Backoff(5000))
     for number in range(15):
         fat(world, number)
@@ -278,7 +282,7 @@ def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
         return puller.trouble != "" or all(mark > ts for _, mark in puller._spans.ranges(second))
 
     changes = {b"t%05d" % number: bytes(500) for number in range(1200)}
-    large = TwoPhase(world.pd, world.pd.tso(), min(changes), ttl_ms=60_000)
+    large = TwoPhase(world.pd, world.pd.tso(), min(changes), ttl_ms=3_600_000)
     mutations = [Mutation(PUT, *change) for change in changes.items()]
     monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 1e9)
     for first in range(0, len(mutations), rows_of_a_step):
@@ -290,7 +294,8 @@ def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
     eventually(lambda: quota < store.used_bytes == on_disk(), "what was under way to be counted")
     assert on_disk() < 2 * quota, "of 600 kB: the stream is held"
     monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 0.1)
-    monkeypatch.setattr("tidegate.puller.backpressure.REST_S", 0.5)
+    for name in ("REST_S", "REST_MAX_S"):
+        monkeypatch.setattr(f"tidegate.puller.backpressure.{name}", 0.5)
     eventually(lambda: puller._upkeep.backpressure.shedding and on_disk() == 0, "the span to be given up")
     goal = world.pd.tso()
     eventually(

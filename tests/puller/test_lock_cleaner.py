@@ -43,7 +43,7 @@ def test_the_lock_of_a_dead_client_is_resolved_but_not_that_of_a_live_one(
     start = pd.tso()
     dead, alive = pd.tso(), pd.tso()
     TwoPhase(pd, dead, b"t-dead", ttl_ms=300).prewrite([Mutation(PUT, b"t-dead", b"v")], Backoff(5000))
-    living = TwoPhase(pd, alive, b"t-live", ttl_ms=60_000)
+    living = TwoPhase(pd, alive, b"t-live", ttl_ms=3_600_000)
     living.prewrite([Mutation(PUT, b"t-live", b"v")], Backoff(5000))
     store = EventStore(world.folder)
     puller = Puller(pd, store, on_failure=fail)

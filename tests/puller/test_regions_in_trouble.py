@@ -227,7 +227,7 @@ def test_a_region_that_a_live_lock_holds_back_is_not_registered_again(
     start = world.last_ts
     world.run(5)
     world.check(SPAN, start)
-    long = TwoPhase(world.pd, world.pd.tso(), b"t\xf0-long", ttl_ms=60_000)
+    long = TwoPhase(world.pd, world.pd.tso(), b"t\xf0-long", ttl_ms=3_600_000)
     long.prewrite([Mutation(PUT, b"t\xf0-long", b"v")], Backoff(5000))
     for module in ("lock_cleaner", "stuck_spans"):
         monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.1)

@@ -92,7 +92,7 @@ def test_a_range_that_is_ahead_of_a_stuck_one_resumes_from_its_own_ts(world: Wor
     world.run(5)
     world.check(SPAN, start)
     key = b"t\x05\x00"
-    open_one = TwoPhase(world.pd, world.pd.tso(), key, ttl_ms=60_000)
+    open_one = TwoPhase(world.pd, world.pd.tso(), key, ttl_ms=3_600_000)
     open_one.prewrite([Mutation(PUT, key, b"pinned")], Backoff(5000))
     pinned = len(world.history)
     for number in range(40):
