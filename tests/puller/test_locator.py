@@ -47,7 +47,9 @@ class CountedPd(PdClient):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    # After a stall of some seconds the lock cleaner would ask PD, too.
+    monkeypatch.setattr("tidegate.puller.stuck_spans.STUCK_S", 1e9)
     block_matcher.warm()
     cuts = [encode_bytes(b"t" + bytes([cut])) for cut in range(1, REGIONS)]
     upstream = EmbeddedUpstream(tmp_path / "upstream", boundaries=cuts, stores=3)
