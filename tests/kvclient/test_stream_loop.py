@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -319,13 +321,23 @@ def test_a_defect_of_the_loop_ends_its_calls_and_not_the_loop(
 def test_a_silent_peer_is_pinged_and_given_up_when_it_does_not_answer(
     loop: StreamLoop, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("LOOK_S", 0.05), ("PING_S", 0.1), ("GIVE_UP_S", 0.6)):
-        monkeypatch.setattr(stream_loop, name, seconds)
+    now = time.monotonic()
+    # Moved by the test: on a busy machine nobody answers within a time that a test can wait.
+    monkeypatch.setattr(stream_loop, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(stream_loop, "LOOK_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent, answering = Taker(), Taker()
         living = loop.call(address, PATH, (), answering)
-        loop.call(f"127.0.0.1:{listener.getsockname()[1]}", PATH, (), silent)
+        mute = loop.call(f"127.0.0.1:{listener.getsockname()[1]}", PATH, (), silent)
         peer, _ = listener.accept()
+        eventually(lambda: living._socket is not None and mute._socket is not None, "the connections")
+        living.send(b"hello")
+        assert answering.batches.get(timeout=60) == [b"hello"]
+        now += stream_loop.PING_S
+        eventually(lambda: mute._pinged_at == now, "the ping")
+        eventually(lambda: living._received_at == now, "its answer")
+        assert silent.ends == []
+        now += stream_loop.GIVE_UP_S - stream_loop.PING_S + 1
         assert silent.end() == (Code.UNAVAILABLE, "the peer does not answer")
         peer.close()
     living.send(b"it has answered pings")
@@ -335,7 +347,6 @@ def test_a_silent_peer_is_pinged_and_given_up_when_it_does_not_answer(
 def test_what_comes_while_nobody_is_in_a_hurry_is_gathered(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_loop, "GATHER_S", 0.5)
     monkeypatch.setattr(stream_loop, "GATHERS", 0)  # however little comes
     loop, taker = StreamLoop(), Taker()
     call = loop.call(address, PATH, (), taker)
@@ -343,11 +354,23 @@ def test_what_comes_while_nobody_is_in_a_hurry_is_gathered(
     first = taker.batches.get(timeout=60)
     all_sent = threading.Event()
     loop.post(lambda: all_sent.wait(60))
-    for message in (b"a", b"b", b"c"):
+    sent = [b"message a", b"message b", b"message c"]
+    for message in sent:
         call.send(message)
+    monkeypatch.setattr(stream_loop, "GATHER_S", 600.0)  # the test ends the sleep
     all_sent.set()
+
+    def came() -> bytes:
+        assert call._socket is not None
+        with suppress(BlockingIOError):
+            return call._socket.recv(1 << 16, socket.MSG_PEEK)
+        return b""
+
+    eventually(lambda: all(message in came() for message in sent), "all answers")
+    assert taker.batches.empty()
+    loop.post(lambda: None)
     gathered = taker.batches.get(timeout=60)
-    assert (first, gathered) == ([b"first"], [b"a", b"b", b"c"])
+    assert (first, gathered) == ([b"first"], sent)
     call.hurry(3600)
     began = time.monotonic()
     call.send(b"now")
@@ -393,6 +416,7 @@ def test_a_loop_gathers_only_where_much_comes(served: int, pays: bool) -> None:
 
 
 def test_a_pool_ends_the_streams_of_an_address_and_at_its_end_all(address: str) -> None:
+    others = set(threading.enumerate())
     pool, dropped, last = ChannelPool(), Taker(), Taker()
     pool.stream(address, PATH, (), dropped)
     pool.drop("127.0.0.1:1")
@@ -402,7 +426,7 @@ def test_a_pool_ends_the_streams_of_an_address_and_at_its_end_all(address: str) 
     pool.close()
     assert last.end() == (Code.CANCELLED, "the client is closed")
     call.cancel()
-    assert "streams" not in {thread.name for thread in threading.enumerate()}
+    assert "streams" not in {thread.name for thread in threading.enumerate() if thread not in others}
     with pytest.raises(InvalidInput, match="the client is closed"):
         pool.stream(address, PATH, (), Taker())
 
