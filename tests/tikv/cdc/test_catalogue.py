@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.tikv.cluster import Client, Cluster, Feed
+from tests.tikv.cluster import Client, Cluster, Feed, wait_until
 from tests.tikv.support import commit, prewrite, put, rollback
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.tikv import keys
@@ -222,6 +222,7 @@ def test_too_many_scan_tasks_server_is_busy_until_some_have_ended(
     proceed.set()
     client.until(lambda: feeds[0].initialized and feeds[1].initialized)
     caught_up(client, feeds[0], cluster.tso.get())
+    wait_until(lambda: cluster.endpoint._scans.count == 0)  # it is told after its client
     again = client.register(9, region)
     client.until(lambda: again.initialized)
     client.close()

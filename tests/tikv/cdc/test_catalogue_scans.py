@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.tikv.cluster import Client, Cluster, Feed
+from tests.tikv.cluster import Client, Cluster, Feed, wait_until
 from tests.tikv.support import commit, delete, pessimistic_lock, prewrite, put, rollback
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
@@ -87,7 +87,8 @@ def test_delegate_subscribe_unsubscribe_epochs_and_the_end_of_observing(
     assert cluster.endpoint.observer.is_observing(region.id)
     deregister(cluster, client, 2)
     client.until(lambda: feeds[2].error is not None)
-    assert not cluster.endpoint.observer.is_observing(region.id)
+    # The client is told first.
+    wait_until(lambda: not cluster.endpoint.observer.is_observing(region.id))
     assert region.id not in cluster.endpoint._registrations.delegates
     client.close()
 
@@ -440,7 +441,7 @@ def test_memory_quota_of_locks_on_live_push(make: Make, monkeypatch: pytest.Monk
     held = lock_some(cluster, 0, 4)
     lock_some(cluster, 4, 1)
     client.until(lambda: congested(feed, region))
-    assert region.id not in cluster.endpoint._registrations.delegates
+    wait_until(lambda: region.id not in cluster.endpoint._registrations.delegates)  # the client is told first
     cluster.call(rollback(held, *(b"k%02d" % i for i in range(4))), b"k")
     again = client.register(1, region)
     client.until(lambda: again.initialized)

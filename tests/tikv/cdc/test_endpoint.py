@@ -418,9 +418,14 @@ def test_idle_stores_tick_less_often_until_any_of_them_is_written(
     feed = client.register(1, one)
     client.until(lambda: feed.resolved_ts > 0)
     rest(cluster)
+
+    def rests() -> bool:
+        reached = cluster.tso.get(1)
+        time.sleep(0.1)  # 50 ticks
+        return feed.resolved_ts < reached
+
+    assert any(rests() for _ in range(3)), "one tick may have begun before and be late"
     reached = cluster.tso.get(1)
-    time.sleep(0.1)  # 50 ticks
-    assert 0 < feed.resolved_ts < reached
     cluster.txn(put(b"x"))
     client.until(lambda: feed.resolved_ts > reached)
     rest(cluster)
