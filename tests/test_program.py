@@ -24,8 +24,8 @@ def late():
 part, end = Part(), QuickEnd()
 atexit.register(print, "handler")
 folder = tempfile.TemporaryDirectory()
-threading.Thread(target=late).start()
 print(folder.name)
+threading.Thread(target=late).start()
 try:
     CODE
 except SystemExit as wanted:
