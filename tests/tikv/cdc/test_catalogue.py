@@ -222,7 +222,7 @@ def test_too_many_scan_tasks_server_is_busy_until_some_have_ended(
     proceed.set()
     client.until(lambda: feeds[0].initialized and feeds[1].initialized)
     caught_up(client, feeds[0], cluster.tso.get())
-    wait_until(lambda: cluster.endpoint._scans.count == 0)  # it is told after its client
+    wait_until(lambda: cluster.endpoint._scans.count == 0)  # the client learns of an end first
     again = client.register(9, region)
     client.until(lambda: again.initialized)
     client.close()

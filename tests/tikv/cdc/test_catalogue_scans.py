@@ -87,7 +87,7 @@ def test_delegate_subscribe_unsubscribe_epochs_and_the_end_of_observing(
     assert cluster.endpoint.observer.is_observing(region.id)
     deregister(cluster, client, 2)
     client.until(lambda: feeds[2].error is not None)
-    # The client is told first.
+    # The client learns of it first.
     wait_until(lambda: not cluster.endpoint.observer.is_observing(region.id))
     assert region.id not in cluster.endpoint._registrations.delegates
     client.close()
@@ -441,7 +441,7 @@ def test_memory_quota_of_locks_on_live_push(make: Make, monkeypatch: pytest.Monk
     held = lock_some(cluster, 0, 4)
     lock_some(cluster, 4, 1)
     client.until(lambda: congested(feed, region))
-    wait_until(lambda: region.id not in cluster.endpoint._registrations.delegates)  # the client is told first
+    wait_until(lambda: region.id not in cluster.endpoint._registrations.delegates)
     cluster.call(rollback(held, *(b"k%02d" % i for i in range(4))), b"k")
     again = client.register(1, region)
     client.until(lambda: again.initialized)
