@@ -50,7 +50,7 @@ def test_no_turn_comes_later_than_half_a_minute() -> None:
         (ago(1), ago(1), 0, False),
         # Its target does not answer, so rows that have been received for long may wait.
         (ago(60), ago(1), ago(60), True),
-        # Upstream's time stands still: rows of its last seconds were delivered.
+        # Upstream's time does not advance: rows of its last seconds were delivered.
         (ago(600), ago(600), ago(605), True),
         # Nothing has been received since this process began.
         (ago(600), 0, 0, False),
