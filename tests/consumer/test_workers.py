@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 from tools.processes import descendants
@@ -28,6 +29,7 @@ from tidegate.codec.decode import decoder
 from tidegate.codec.registry import codec_options
 from tidegate.consumer.engine.fetched import Fetched, Range
 from tidegate.consumer.job import run
+from tidegate.consumer.reading import fetch_workers
 from tidegate.consumer.reading.fetch_spark import APART_BYTES, APART_RANGES, SparkTasks, carried, landed
 from tidegate.consumer.reading.fetch_workers import _Raised, workers
 from tidegate.consumer.reading.fetcher import workers_of
@@ -60,19 +62,33 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_a_consumer_without_spark_ends_equal_though_a_worker_dies(source: str, tmp_path: Path) -> None:
+def on_request(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Call `act` when a worker has a request: a worker that dies without one is replaced in silence."""
+    send = fetch_workers._send
+
+    def sent(pipe: IO[bytes], what: object) -> None:
+        send(pipe, what)
+        act()
+
+    monkeypatch.setattr(fetch_workers, "_send", sent)
+
+
+def test_a_consumer_without_spark_ends_equal_though_a_worker_dies(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line, target = snapshots()[LINE], tmp_path / "target"
     warnings: list[TidegateError] = []
+    left, lock = [True], threading.Lock()
 
     def kill_the_first() -> None:
-        until(lambda: workers_below(os.getpid()))
-        os.kill(workers_below(os.getpid())[0], signal.SIGKILL)
+        with lock:
+            if left:
+                left.pop()
+                os.kill(workers_below(os.getpid())[0], signal.SIGKILL)
 
-    killer = threading.Thread(target=kill_the_first)
-    killer.start()
+    on_request(monkeypatch, kill_the_first)
     settings = Settings(source, target, until=line.ts, commit_s=0.05, commit_rows=200, master="workers[2]")
     end = run(settings, lambda: False, Listener(warn=warnings.append))
-    killer.join()
     assert [warning.what for warning in warnings] == ["a process that fetches from Kafka has ended"]
     assert end.ts == line.ts
     assert differences(target, line) == {}
@@ -95,16 +111,20 @@ def test_a_consumer_of_a_change_log_killed_halfway_has_each_change_once(source: 
     assert {"before", "delete"} <= plain_log.ops(log), "workers have fetched the rows before changes"
 
 
-def test_a_killed_worker_fails_one_round_and_another_takes_its_place(source: str, tmp_path: Path) -> None:
-    topic, wanted = Topic(source), [Range(0, 0, 20)]
+def test_a_killed_worker_fails_one_round_and_another_takes_its_place(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, wanted, sent = Topic(source), [Range(0, 0, 20)], threading.Event()
+    on_request(monkeypatch, sent.set)
     with workers(1, tmp_path / "log") as one, ThreadPoolExecutor(1) as pool:
         whole = one.fetch(topic, wanted, tmp_path)[0].messages
         assert whole >= 20
         for cancelled in (False, True):
             (worker,) = workers_below(os.getpid())
             os.kill(worker, signal.SIGSTOP)
+            sent.clear()
             asked = pool.submit(one.fetch, topic, wanted, tmp_path)
-            until(lambda: not one._idle.qsize())
+            assert sent.wait(PATIENCE_S)
             if cancelled:
                 one.cancel()
             else:
