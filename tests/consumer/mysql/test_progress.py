@@ -164,7 +164,7 @@ def test_a_statement_without_a_transaction_has_ended_when_the_lock_is_free(
     def slow_ddl() -> None:
         try:
             with old.hold.control.cursor() as cursor:
-                cursor.execute(f"CREATE TABLE {name}.copy AS SELECT a.id, SLEEP(0.005) s FROM {name}.t a")
+                cursor.execute(f"CREATE TABLE {name}.copy AS SELECT a.id, SLEEP(0.05) s FROM {name}.t a")
         except pymysql.err.MySQLError as error:
             errors.append(error)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.consumer.logs import snapshots
 from tests.consumer.mysql.reading import differences, forget
-from tests.consumer.test_job import LINE, Running, bank_messages
+from tests.consumer.test_job import LINE, PATIENCE_S, Running, bank_messages
 from tests.consumer.topics import publish
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.running.status import received
@@ -39,7 +39,7 @@ def test_a_second_consumer_takes_the_first_ones_place_and_the_first_ends(
     second.until(lambda: second.progress, "the second did not begin")
     publish(kafka, topic, messages[len(messages) // 2 :])
     for one in (first, second):
-        one.thread.join(120)
+        one.thread.join(PATIENCE_S)
     assert isinstance(first.error, Fenced)
     said = received(tmp_path / "first")
     assert said is not None
