@@ -14,7 +14,7 @@ from tools.processes import descendants
 
 from tests.fixtures.kafka import Broker
 from tests.integration.cluster import PATIENCE_S, ROLES, Cluster, eventually
-from tests.integration.test_hangs import VICTIMS, changes, cluster, recovers, stop_for_good
+from tests.integration.test_hangs import VICTIMS, changes, cluster, pids, recovers, stop_for_good
 from tests.integration.test_kills import KEYS, broker
 from tests.integration.validators import validate
 from tests.server.test_supervisor import runs
@@ -127,14 +127,15 @@ def test_what_harms_one_changefeed_harms_no_other(cluster: Cluster, broker: Brok
     feeds.advance("one", "three")
     paused = changes(feeds.topic("two"))
 
-    workers = application_of(cluster)["workers"]
-    for pid in workers_with_work(cluster):
+    workers, killed = application_of(cluster)["workers"], workers_with_work(cluster)
+    for pid in killed:
         with suppress(ProcessLookupError):  # the end of a changefeed that waits may have killed it just now
             os.kill(pid, signal.SIGKILL)
     feeds.advance("one", "three")
     assert cluster.pids("driver") == [application], "its workers' death costs it nothing"
     time.sleep(LOOK_S)  # until it is said that they are gone
     # The JVM must start them again. If it is stopped before, the application has to end.
+    eventually("other processes", lambda: len({*pids(cluster, "worker")} - {*killed}) >= workers)
     eventually("other workers", lambda: application_of(cluster)["workers"] >= workers)
     jvm = stop_for_good(cluster, "jvm")
     feeds.advance("one", "three")

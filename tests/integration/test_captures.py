@@ -134,8 +134,12 @@ def stop_and_wake_the_owner(captures: Captures, second: str, third: str) -> str:
     assert captures.owner(captures.names.replace(second, "")) == third, "it has waited for longer"
     captures.wait_on("stopped", at)
     captures.send(second, signal.SIGCONT)
-    eventually("the zombie to stand by", lambda: "its turn" in captures.status(second).get("waiting_for", ""))
-    assert not captures.status(second)["is_owner"]
+
+    def waits() -> bool:
+        status = captures.status(second)
+        return "its turn" in status.get("waiting_for", "") and not status["is_owner"]
+
+    eventually("the zombie to stand by", waits)
     return third
 
 

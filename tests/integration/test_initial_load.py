@@ -60,7 +60,7 @@ def test_a_load_is_joined_with_the_stream_through_a_kill_and_a_split(cluster: Cl
     )
     workload.wait_line(lambda line: line.get("event") == "ready")
     settings = cluster.folder / "feed.toml"
-    settings.write_text('[tidegate]\nload-rows-per-second = 600\nstall-timeout = "1h"\n')
+    settings.write_text('[tidegate]\nload-rows-per-second = 300\nstall-timeout = "1h"\n')
     cluster.create_feed("bank", "--initial-load", "--config", str(settings))
 
     def loaded() -> int:

@@ -124,7 +124,7 @@ def test_nothing_is_lost_doubled_or_out_of_order_after_kills_of_every_kind(
             cluster.wait_checkpoint(cluster.tso())
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     renamed = TOPICS[-1].replace("OWN", cluster.topic)
-    eventually("the topic of a renamed table", lambda: renamed in admin.list_topics(timeout=10).topics)
+    eventually("the topic of a renamed table", lambda: renamed in admin.list_topics(timeout=60).topics)
     workload.ask_to_end()
     done = workload.wait_line(lambda line: line.get("event") == "done")
     cluster.wait_checkpoint(done["last_commit_ts"])

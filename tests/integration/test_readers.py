@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.integration.cluster import Cluster, eventually
+from tests.integration.cluster import PATIENCE_S, Cluster, eventually
 from tests.small_tables import ID, SmallTables, number, text
 from tidegate.kvclient.pd import PdClient
 
@@ -90,7 +90,7 @@ class Query:
     def last_words(self) -> str:
         """Why it has ended by itself."""
         assert self.process is not None
-        out, _ = self.process.communicate(timeout=120)
+        out, _ = self.process.communicate(timeout=PATIENCE_S)
         return str(json.loads(out.splitlines()[-1])["stopped"])
 
     def begun(self) -> bool:
