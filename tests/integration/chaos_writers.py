@@ -124,6 +124,7 @@ class Contrary:
 
     def _move_primary(self, keys: list[bytes], _: Random) -> None:
         first, second = keys
+        born = time.monotonic()
         start_ts = self._pd.tso()
         claims = TwoPhase(self._pd, start_ts, first, for_update_ts=start_ts, ttl_ms=1)
         claims.pessimistic_lock(keys, Backoff(3000))
@@ -133,7 +134,9 @@ class Contrary:
         while self._rounds < seen + 2 and not self._stop.wait(0.005):
             pass
         began = time.monotonic()
-        txn = TwoPhase(self._pd, start_ts, second, for_update_ts=claims.for_update_ts, ttl_ms=TTL_MS)
+        # A lock's lifetime counts from the transaction's start, and on a busy machine the rounds take long.
+        ttl_ms = TTL_MS + round(1000 * (began - born))
+        txn = TwoPhase(self._pd, start_ts, second, for_update_ts=claims.for_update_ts, ttl_ms=ttl_ms)
         try:
             # The primary first: a cleaner that finds the other key's lock looks there, at a claim that is too
             # old, and ends the transaction rightly.
