@@ -61,7 +61,7 @@ def publish(bootstrap: str, sent: Sequence[Sent]) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
     for key, value, headers in sent:
         producer.produce("t", value, key, 0, headers=headers or None)
-    assert producer.flush(10) == 0
+    assert producer.flush(PATIENCE_S) == 0
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_messages_come_whole_with_what_follows_them(kind: Callable[..., MessageC
     assert arena.size == sum(
         arenas.MESSAGE_BYTES + len(value or b"") + len(key or b"") for key, value, _ in SOME
     )
-    assert one.oldest("t", 0, 4.0) == 0
+    assert one.oldest("t", 0, PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -154,7 +154,7 @@ def test_a_process_with_a_client_ends_without_a_crash(broker: str) -> None:
         f"one, arena = NativeClient(settings_of('{broker}')), Arena()\n"
         "read(one, arena, 0)\nprint(arena.count)\none.assign('t', 0, 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout.strip()) == (0, str(len(SOME))), done.stderr
 
 
@@ -168,7 +168,7 @@ def test_a_list_that_cannot_be_kept_is_given_back(broker: str) -> None:
         f"one = NativeClient(settings_of('{broker}'))\n"
         "try:\n    read(one, Full(), 0)\nexcept MemoryError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout.strip().isdigit()) == (0, True), done.stderr
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -57,6 +58,8 @@ from tidegate.model.timestamp import compose
 
 NOW_MS = 1_700_000_000_000
 TOPIC = Topic("kafka://127.0.0.1:9092/t?protocol=open-protocol")
+PLAINLY: Any = {"trust_env": False, "timeout": 60.0}
+"""Options of a request. On a busy machine a thread may take longer than httpx waits by itself."""
 
 
 def ago(seconds: float) -> int:
@@ -378,14 +381,14 @@ def test_the_port_of_metrics_can_only_be_read() -> None:
     listener = listen("127.0.0.1:0")
     page = f"http://{address_of(listener)}/metrics"
     with serving(listener, lambda: b"x 1\n", None):
-        found = httpx.get(page, trust_env=False)
+        found = httpx.get(page, **PLAINLY)
         assert (found.status_code, found.content) == (200, b"x 1\n")
         assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
         for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
-            assert httpx.request(method, page, trust_env=False).status_code == 405, method
-        assert httpx.get(page.replace("metrics", "status"), trust_env=False).status_code == 404
+            assert httpx.request(method, page, **PLAINLY).status_code == 405, method
+        assert httpx.get(page.replace("metrics", "status"), **PLAINLY).status_code == 404
     with pytest.raises(httpx.ConnectError):
-        httpx.get(page, trust_env=False)
+        httpx.get(page, **PLAINLY)
 
 
 def test_an_address_that_will_not_do_is_refused_by_the_options_name() -> None:
@@ -397,5 +400,5 @@ def test_with_a_token_metrics_are_for_those_who_send_it() -> None:
     listener, token = listen("127.0.0.1:0"), AccessToken("s" * 16)
     page = f"http://{address_of(listener)}/metrics"
     with serving(listener, lambda: b"x 1\n", token):
-        assert httpx.get(page, trust_env=False).status_code == 401
-        assert httpx.get(page, trust_env=False, headers=token.header).status_code == 200
+        assert httpx.get(page, **PLAINLY).status_code == 401
+        assert httpx.get(page, **PLAINLY, headers=token.header).status_code == 200
