@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import threading
 import time
 from types import SimpleNamespace
@@ -11,11 +14,13 @@ import pytest
 
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.exchange.work import Begun, Deliver, to_json
+from tidegate.pipeline.host import signs_of_life
 from tidegate.pipeline.host.connected_worker import STUCK_FIRST_S, STUCK_S, ConnectedWorker, Work
 from tidegate.pipeline.host.load_requests import LoadRequests
 from tidegate.pipeline.host.load_throttle import LOAD_SHARE_MIN, CpuTime
 from tidegate.pipeline.host.placement import Placement
-from tidegate.pipeline.host.signs_of_life import SignsOfLife
+from tidegate.pipeline.host.processes import is_stopped
+from tidegate.pipeline.host.signs_of_life import STOPPED_S, SignsOfLife
 from tidegate.pipeline.host.timetable import Timetable, WorkKind
 from tidegate.pipeline.host.workforce import Workforce
 
@@ -106,6 +111,65 @@ def test_rows_count_as_delivered_for_as_long_as_their_piece_takes(is_proven: boo
     for second in range(30):
         placement._look_at_cores([1], float(second))
     assert requests.throttle.share == share
+
+
+def test_one_that_a_signal_has_stopped_is_killed_with_work_or_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would hold the next start of a changefeed for minutes."""
+    answered, killed = list[bool](), list[int]()
+    given: Any = SimpleNamespace(
+        changed=threading.Lock(), answered=lambda key, well: answered.append(well), key=KEY
+    )
+
+    def joined(pid: int, *, machine: str = "") -> ConnectedWorker:
+        process: Any = SimpleNamespace(pid=pid, kill=lambda: killed.append(pid))
+        found = ConnectedWorker(given, process, machine=machine)
+        workforce.join(found, 0.0)
+        return found
+
+    workforce = Workforce()
+    free, busy, running, elsewhere = joined(1), joined(2), joined(3), joined(1, machine="there")
+    for each in (free, running, elsewhere):
+        workforce.release(each)
+    busy.give(Work(given, given, WorkKind.BEGIN, "a start"), 0.0)
+    monkeypatch.setattr(signs_of_life, "is_stopped", lambda pid: pid < 3)
+    signs = SignsOfLife(given, given, workforce, given, given, given)
+    signs._end_stopped(100.0)
+    signs._end_stopped(100.0 + STOPPED_S - 1.0)
+    assert (killed, answered) == ([], [])
+    signs._end_stopped(100.0 + STOPPED_S)
+    signs._end_stopped(100.0 + STOPPED_S + 1.0)
+    assert sorted(killed) == [1, 2]
+    assert answered == [False]
+    assert (workforce.is_free(free), workforce.is_free(running), workforce.is_free(elsewhere)) == (
+        False,
+        True,
+        True,
+    )
+    assert (free.pieces.get(timeout=60), busy.pieces.get(timeout=60)) == (None, busy.work)
+    assert busy.killed_for is not None
+    assert "CDC:ErrPipelineHung" in busy.killed_for.what
+    # Continued before it was over, it counts from the next stop on.
+    monkeypatch.setattr(signs_of_life, "is_stopped", lambda pid: False)
+    signs._end_stopped(200.0)
+    assert signs._stopped_since == {}
+
+
+def test_a_process_is_stopped_while_a_signal_keeps_it_so() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        assert not is_stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert is_stopped(child.pid)
+        child.send_signal(signal.SIGCONT)
+        os.waitpid(child.pid, os.WCONTINUED)
+        assert not is_stopped(child.pid)
+    finally:
+        child.kill()
+        child.wait()
+    assert not is_stopped(child.pid)
 
 
 @pytest.mark.parametrize("other", ["none", "between two pieces", "its result has come", "free meanwhile"])

@@ -6,6 +6,17 @@ import os
 import select
 import signal
 from contextlib import suppress
+from pathlib import Path
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, by proc(5); False for one that a debugger has stopped."""
+    try:
+        # From the last parenthesis, because a program's name may contain some.
+        _, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+    except OSError:
+        return False
+    return rest.split()[:1] == ["T"]
 
 
 class Process:

@@ -1,7 +1,9 @@
 """Watches the workers: which make progress, which are killed because they do not, and what each one does.
 
 A worker that has work and gives no sign of life is killed after the changefeed's `stall-timeout`. If work
-waits and no worker is free, it is killed earlier, after `SLOW_S` (`connected_worker`: stuck, slow, hung).
+waits and no worker is free, it is killed earlier, after `SLOW_S` (`connected_worker`: stuck, slow, hung). One
+that a signal has stopped is killed after `STOPPED_S`, whether it has work or not: it would hold the next
+start of a changefeed for the whole `start-timeout`.
 """
 
 from __future__ import annotations
@@ -13,9 +15,16 @@ from typing import Final
 from tidegate.errors import TidegateError
 from tidegate.model.reports import AtWork, Working
 from tidegate.pipeline.exchange.beats import read_beats
-from tidegate.pipeline.host.connected_worker import ConnectedWorker, Work, hung, too_slow
+from tidegate.pipeline.host.connected_worker import (
+    ConnectedWorker,
+    Work,
+    hung,
+    stopped_by_signal,
+    too_slow,
+)
 from tidegate.pipeline.host.incarnation import Incarnation, Key
 from tidegate.pipeline.host.incarnations import Incarnations
+from tidegate.pipeline.host.processes import is_stopped
 from tidegate.pipeline.host.supply import Supply
 from tidegate.pipeline.host.threads import Threads
 from tidegate.pipeline.host.timetable import Timetable
@@ -23,6 +32,7 @@ from tidegate.pipeline.host.workforce import Workforce
 
 WATCH_S: Final = 0.5
 """The pause between two looks for signs of life."""
+STOPPED_S: Final = 20.0
 ROOM_S: Final = 0.5
 """The shortest time between two looks at whether a slow worker must be killed because work waits."""
 
@@ -43,6 +53,8 @@ class SignsOfLife:
         self._changed, self._timetable, self._workforce = threads.changed, timetable, workforce
         self._incarnations, self._supply, self._on_look = incarnations, supply, on_look
         self._looked_for_room_at = float("-inf")
+        self._stopped_since: dict[ConnectedWorker, float] = {}
+        """When a look first found a worker stopped by a signal (monotonic)."""
 
     def watch(self) -> None:
         """Notice workers that make no progress with their work, free workers that are gone, and missing ones.
@@ -71,6 +83,7 @@ class SignsOfLife:
                 # A worker elsewhere sends Alive on its line. Its process id may also be in use here.
                 beats = {} if worker.machine else read_beats(work.of.spec.beats_dir)
                 self._watch_one(worker, work, beats.get(str(worker.process.pid)))
+            self._end_stopped(now)
             self._supply.replace_stuck()
 
     def make_room(self, is_wanted: Callable[[], bool]) -> None:
@@ -113,6 +126,22 @@ class SignsOfLife:
                 self._timetable.doubt(work.of.key)
             if silence.is_hung and not worker.killed:
                 self._kill(worker, work, hung(worker.who, work.words, silence.silent_s))
+
+    def _end_stopped(self, now: float) -> None:
+        """Kill workers on this machine that a signal stopped long ago."""
+        with self._changed:
+            here = self._workforce.here()
+        stopped = [each for each in here if is_stopped(each.process.pid)]
+        self._stopped_since = {each: self._stopped_since.get(each, now) for each in stopped}
+        with self._changed:
+            for each, since in self._stopped_since.items():
+                if now - since < STOPPED_S or each.killed:
+                    continue
+                if each.work is not None:
+                    self._kill(each, each.work, stopped_by_signal(each.who, each.work.words, now - since))
+                elif self._workforce.is_free(each):
+                    each.kill()
+                    self._workforce.retire(each)
 
     def _kill(self, worker: ConnectedWorker, work: Work, why: TidegateError) -> None:
         """Kill a worker for its silence. Under the lock.

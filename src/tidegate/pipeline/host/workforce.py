@@ -49,10 +49,18 @@ class Workforce:
     def any_free(self) -> bool:
         """Whether a worker is free. Ends the threads of workers that have died while they were free."""
         for each in [each for each in self._free if each.line.ended]:
-            self._free.remove(each)
-            # Its thread waits for a piece and does not watch its line. Only this wakes it, so that it ends.
-            each.pieces.put(None)
+            self.retire(each)
         return bool(self._free)
+
+    def retire(self, worker: ConnectedWorker) -> None:
+        """A free worker gets no more work, because its process has ended or was killed."""
+        self._free.remove(worker)
+        # Its thread waits for a piece and does not watch its line. Only this wakes it, so that it ends.
+        worker.pieces.put(None)
+
+    def is_free(self, worker: ConnectedWorker) -> bool:
+        """Whether it waits for a piece."""
+        return worker in self._free
 
     def take(self, key: Key, *, in_doubt: bool = False) -> ConnectedWorker:
         """Take the free worker that suits an incarnation best. At least one must be free.
@@ -77,6 +85,10 @@ class Workforce:
     def busy_with(self, one: Incarnation) -> list[ConnectedWorker]:
         """The workers that have a piece of an incarnation."""
         return [each for each in self._all if each.work is not None and each.work.of is one]
+
+    def here(self) -> list[ConnectedWorker]:
+        """The workers on this machine."""
+        return [each for each in self._all if not each.machine]
 
     def live(self) -> list[int]:
         """The process ids of the workers on this machine that have no piece of a load."""
