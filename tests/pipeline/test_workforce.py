@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,6 +160,8 @@ def test_one_that_a_signal_has_stopped_is_killed_with_work_or_without(
 def test_a_process_is_stopped_while_a_signal_keeps_it_so() -> None:
     child = subprocess.Popen(["sleep", "600"])
     try:
+        while "(sleep) S" not in Path(f"/proc/{child.pid}/stat").read_text():
+            time.sleep(0.001)  # it has begun, and waits
         assert not is_stopped(child.pid)
         child.send_signal(signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)
