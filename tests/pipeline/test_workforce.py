@@ -131,6 +131,7 @@ def test_one_that_a_signal_has_stopped_is_killed_with_work_or_without(
 
     workforce = Workforce()
     free, busy, running, elsewhere = joined(1), joined(2), joined(3), joined(1, machine="there")
+    joined(0)  # it is between two pieces
     for each in (free, running, elsewhere):
         workforce.release(each)
     busy.give(Work(given, given, WorkKind.BEGIN, "a start"), 0.0)
@@ -151,6 +152,7 @@ def test_one_that_a_signal_has_stopped_is_killed_with_work_or_without(
     assert (free.pieces.get(timeout=60), busy.pieces.get(timeout=60)) == (None, busy.work)
     assert busy.killed_for is not None
     assert "CDC:ErrPipelineHung" in busy.killed_for.what
+    assert busy.killed_for.where == "a worker (2), with a start"
     # Continued before it was over, it counts from the next stop on.
     monkeypatch.setattr(signs_of_life, "is_stopped", lambda pid: False)
     signs._end_stopped(200.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.sink.slots import deliver, read_progress
@@ -152,6 +152,40 @@ def test_a_topic_that_has_just_been_made_may_have_no_leader_yet(code: int) -> No
     admin: Any = Settling()
     check_decided(admin, parse_sink_uri("kafka://h/t?protocol=open-protocol"), "progress")
     assert [(each.topic, each.partition) for each in asked] == [("progress", 0)] * 4
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, ""),
+        (KafkaError.LEADER_NOT_AVAILABLE, ""),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "does not say whether topic 'closed' exists"),
+        (KafkaError._TRANSPORT, "does not answer"),
+    ],
+)
+def test_only_what_a_broker_says_is_missing_counts_as_missing(code: int, error: str) -> None:
+    """A topic that may not be looked at would be made again, or lose its place among those in use."""
+
+    class Answers:
+        """Has the topic `open`, and says something else about the others."""
+
+        def describe_topics(self, asked: TopicCollection, **_: Any) -> dict[str, Any]:
+            answers = {name: Future[Any]() for name in asked.topic_names}
+            for name, answer in answers.items():
+                if name == "open":
+                    answer.set_result(SimpleNamespace(partitions=[0, 1]))
+                else:
+                    answer.set_exception(KafkaException(KafkaError(code)))
+            return answers
+
+    admin: Any = Answers()
+    uri = parse_sink_uri("kafka://h/t?protocol=open-protocol")
+    if not error:
+        assert existing(admin, uri, ["open", "closed"]) == {"open": 2}
+        return
+    with pytest.raises(Retryable, match=error) as raised:
+        existing(admin, uri, ["open", "closed"])
+    assert raised.value.where == "h:9092"
 
 
 def test_a_broker_that_is_down_is_a_retryable_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,8 +231,8 @@ def stopped_by_signal(who: str, words: str, stopped_s: float) -> Retryable:
     """Why a worker that a signal has stopped is killed."""
     return Retryable(
         f"[CDC:ErrPipelineHung]a worker of the pipeline has work and was stopped {stopped_s:.0f} s ago",
-        where=who,
-        why=f"a signal such as SIGSTOP has stopped it; it has to deliver {words}",
+        where=f"{who}, with {words}",
+        why="a signal such as SIGSTOP has stopped it",
         fix="nothing: it is killed, the changefeed is started again, and nothing is lost",
     )
 
