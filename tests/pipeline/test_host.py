@@ -40,10 +40,10 @@ from tidegate.pipeline.exchange.work import (
     WorkerHello,
     to_json,
 )
+from tidegate.pipeline.host import addresses, load_throttle, signs_of_life, supply
 from tidegate.pipeline.host import connected_worker as worker_module
 from tidegate.pipeline.host import incarnation as incarnation_module
 from tidegate.pipeline.host import incarnations as incarnations_module
-from tidegate.pipeline.host import load_throttle, signs_of_life, supply, timetable
 from tidegate.pipeline.host.backlog import Backlog
 from tidegate.pipeline.host.connected_worker import ConnectedWorker, Silence, Work
 from tidegate.pipeline.host.cpu_wait import CpuWait
@@ -53,6 +53,7 @@ from tidegate.pipeline.host.incarnation import Incarnation
 from tidegate.pipeline.host.jobs import LocalJobs
 from tidegate.pipeline.host.load_throttle import SHORT_S, CpuTime
 from tidegate.pipeline.host.processes import Process
+from tidegate.pipeline.host.timetable import WorkKind
 from tidegate.pipeline.worker import worker
 from tidegate.pipeline.worker.worker import failed
 
@@ -316,11 +317,11 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosted]:
     monkeypatch.setattr(signs_of_life, "WATCH_S", 0.05)
     for constant in ("SLOW_S", "SLOW_FIRST_S"):
         monkeypatch.setattr(worker_module, constant, WAIT_S)
-    monkeypatch.setattr(timetable, "SILENT_MAX_S", WAIT_S)
+    monkeypatch.setattr(addresses, "SILENT_MAX_S", WAIT_S)
     running, look = Hosted(tmp_path, monkeypatch), ConnectedWorker.look
 
-    def look_at_sleepers(worker: ConnectedWorker, *given: Any) -> Silence:
-        found = look(worker, *given)
+    def look_at_sleepers(worker: ConnectedWorker, *given: Any, **named: bool) -> Silence:
+        found = look(worker, *given, **named)
         return found if worker.process.pid in running.spark.asleep else replace(found, silent_s=0.0)
 
     monkeypatch.setattr(ConnectedWorker, "look", look_at_sleepers)
@@ -703,7 +704,7 @@ def test_a_silent_address_leaves_the_last_workers_to_others(hosted: Hosted) -> N
     over.clear()
     one.bound(UPTO)
     assert silent.acquire(timeout=WAIT_S)
-    time.sleep(2 * timetable.SILENT_S)
+    time.sleep(2 * addresses.SILENT_S)
     two.bound(UPTO)
     healthy.bound(UPTO)
     healthy.wait(healthy.is_delivered)
@@ -734,7 +735,7 @@ def test_a_piece_for_an_address_in_doubt_takes_no_worker_that_others_need(
     has_writer = pids[two.path]
     one.bound(UPTO)
     assert hung.wait(WAIT_S)
-    hosted.wait(lambda: len(hosted.host._incarnations._timetable._proven) == 1)
+    hosted.wait(lambda: len(hosted.host._incarnations._timetable._addresses._proven) == 1)
     two.bound(UPTO)
     two.wait(two.is_delivered)
     assert pids[two.path] != has_writer
@@ -782,7 +783,7 @@ def test_rows_that_become_durable_end_the_doubt_about_their_address(
         return all_of(ranges)
 
     def await_proven(expected: int) -> None:
-        hosted.wait(lambda: len(hosted.host._incarnations._timetable._proven) == expected)
+        hosted.wait(lambda: len(hosted.host._incarnations._timetable._addresses._proven) == expected)
 
     over.set()
     hosted.start(work)
@@ -1085,7 +1086,7 @@ def test_a_changefeed_rests_between_small_pieces_while_many_have_rows(
     feed.bound(MIDDLE)
 
     def noted(worker: ConnectedWorker, work: Work, now: float) -> None:
-        if work.kind is timetable.WorkKind.DELIVER:
+        if work.kind is WorkKind.DELIVER:
             given_at.append(now)
         give(worker, work, now)
 

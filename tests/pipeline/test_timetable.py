@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.pipeline.host.timetable import SILENT_MAX_S, SILENT_S, Timetable, WorkKind, workers_for
+from tidegate.pipeline.host.addresses import SILENT_MAX_S, SILENT_S
+from tidegate.pipeline.host.timetable import Timetable, WorkKind, workers_for
 
 CORES = 2
 FREE = 6
@@ -285,10 +286,13 @@ def test_long_pieces_of_some_do_not_keep_others_at_their_address_waiting() -> No
         table.give(name, WorkKind.DELIVER)
     table.tick(10.0 + 0.9 * SILENT_MAX_S)
     assert table.room("c", 1, CORES) == 0
-    table.tick(10.0 + SILENT_MAX_S)
-    assert table.room("c", 1, CORES) == 1, "they are not stuck, or the address would not be proven"
-    table.doubt("a")
-    assert table.room("c", 1, CORES) == 0
+    table.alive("a")
+    assert table.room("c", 1, CORES) == 1
+    table.tick(10.0 + 1.5 * SILENT_MAX_S)
+    assert table.room("c", 1, CORES) == 1
+    table.tick(10.0 + 2 * SILENT_MAX_S)
+    assert table.room("c", 1, CORES) == 0, "it has given no sign of life since"
+    assert not table.is_proven("c")
 
 
 def test_silence_begins_with_the_first_delivery_not_the_last_answer() -> None:

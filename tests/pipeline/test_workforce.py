@@ -57,12 +57,12 @@ def test_a_worker_that_opens_a_sink_in_doubt_is_stuck_later(
     spec = SimpleNamespace(config=SimpleNamespace(tidegate=own))
     one: Any = SimpleNamespace(spec=spec, key=KEY, failures=0)
     deliver = Deliver("spec", (Range("span", 10, 30),))
-    work = Work(one, deliver, WorkKind.DELIVER, "rows", in_doubt=in_doubt)
+    work = Work(one, deliver, WorkKind.DELIVER, "rows")
     busy = worker(*served)
     busy.give(work, 0.0)
     stuck = []
     for step in range(19):
-        busy.note(work, busy.look(work, None, step / 2))
+        busy.note(work, busy.look(work, None, step / 2, in_doubt=in_doubt))
         stuck.append(busy.is_stuck)
     assert stuck == [step / 2 >= stuck_s for step in range(19)]
 

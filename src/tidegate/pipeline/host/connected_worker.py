@@ -6,8 +6,8 @@ the worker has a piece.
 
 There are three degrees of silence, each longer than the one before it:
 
-    stuck   it delivers, and has been silent for STUCK_S, or in a first piece in doubt for STUCK_FIRST_S: a
-            spare worker is started, and it continues
+    stuck   it delivers, and has been silent for STUCK_S, or in its first piece for STUCK_FIRST_S, if its
+            address is in doubt: a spare worker is started, and it continues
     slow    it has been silent for SLOW_S or more: it is killed if work waits and no worker is free
     hung    it has been silent for the changefeed's `stall-timeout`: it is killed in any case
 
@@ -46,7 +46,13 @@ STUCK_S: Final = 1.5
 looks come at most twice a second, so less than a second of silence means nothing.
 """
 STUCK_FIRST_S: Final = 3.0
-"""The same for its first piece of an incarnation, where it opens schemas and sink; only a piece in doubt."""
+"""The same for its first piece of an incarnation, where it opens schemas and sink; only if its address is in
+doubt by now. Otherwise the opening takes long, and a spare worker would only take its cores.
+"""
+SIGN_S: Final = 1.0
+"""A sign of life shows that a sink accepts rows only if the piece is older than this: the first signs come
+from the encoding of the rows, before the sink gets them.
+"""
 SLOW_S: Final = 5.0
 """A worker may be silent for this time while other work waits. The time doubles with each consecutive failure
 of the changefeed, `SLOWER_MAX` times at most, so that a sink that is only slow is not killed forever.
@@ -98,6 +104,8 @@ class Silence:
     """After this time it hangs."""
     stuck_s: float
     """After this time it is stuck. Infinite if it does not deliver, or opens a sink that is not in doubt."""
+    is_moving: bool = False
+    """Whether it delivers, and has given a sign of life since the last look, after `SIGN_S`."""
 
     @property
     def is_hung(self) -> bool:
@@ -139,6 +147,8 @@ class ConnectedWorker:
     machine: str = ""
     """The machine on which it runs; empty for this one."""
     _watchdog: Watchdog = field(default_factory=Watchdog)
+    _seen: tuple[int, int | None] | None = None
+    """The signs of life at the last look at its piece."""
 
     @property
     def who(self) -> str:
@@ -151,6 +161,7 @@ class ConnectedWorker:
         another piece.
         """
         self.work, self.silent_s, self.is_stuck, self._watchdog = work, 0.0, False, Watchdog()
+        self._seen = None
         self.has_answered = False
         self.given_at = now
         self.pieces.put(work)
@@ -194,8 +205,10 @@ class ConnectedWorker:
 
     # --- its signs of life, by the thread that watches
 
-    def look(self, work: Work, beats: int | None, now: float) -> Silence:
-        """How long it has been silent with this piece. `beats`: its count, if any; `now`: monotonic."""
+    def look(self, work: Work, beats: int | None, now: float, *, in_doubt: bool) -> Silence:
+        """How long it has been silent with this piece. `beats`: its count, if any; `now`: monotonic.
+        `in_doubt`: whether the address of its sink is not proven.
+        """
         own, knows = work.of.spec.config.tidegate, work.of.key in self.served
         delivers = knows and work.kind is WorkKind.DELIVER
         patience_s = own.stall_timeout if knows else own.start_timeout
@@ -203,9 +216,14 @@ class ConnectedWorker:
         # A worker that hangs is killed in any case, so more time than that changes nothing.
         slow_s = min(patience_s, slow_s * 2 ** min(work.of.failures, SLOWER_MAX))
         # It reports from the lowest limit on. The caller compares the silence with the others.
-        found = self._watchdog.step(now, work.words, (self.received_count, beats), min(STUCK_S, slow_s))
-        stuck_s = STUCK_S if delivers else STUCK_FIRST_S if work.in_doubt else float("inf")
-        return Silence(0.0 if found is None else found.silent_s, slow_s, patience_s, stuck_s)
+        signs = (self.received_count, beats)
+        found = self._watchdog.step(now, work.words, signs, min(STUCK_S, slow_s))
+        is_delivery = work.kind is WorkKind.DELIVER
+        stuck_s = STUCK_S if delivers else STUCK_FIRST_S if is_delivery and in_doubt else float("inf")
+        has_moved = self._seen is not None and signs != self._seen
+        self._seen = signs
+        is_moving = is_delivery and has_moved and now - self.given_at >= SIGN_S
+        return Silence(0.0 if found is None else found.silent_s, slow_s, patience_s, stuck_s, is_moving)
 
     def note(self, work: Work, silence: Silence) -> bool:
         """Keep the result of `look`. Returns False, and keeps nothing, if it has another piece by now."""

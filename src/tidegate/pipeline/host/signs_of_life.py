@@ -114,11 +114,17 @@ class SignsOfLife:
                 self._kill(worst, worst.work, too_slow(worst.who, worst.work.words, worst.silent_s))
 
     def _watch_one(self, worker: ConnectedWorker, work: Work, beats: int | None) -> None:
-        silence = worker.look(work, beats, time.monotonic())
+        with self._changed:
+            if worker.work is not work:
+                return
+            in_doubt = not self._timetable.is_proven(work.of.key)
+        silence = worker.look(work, beats, time.monotonic(), in_doubt=in_doubt)
         with self._changed:
             was_stuck = worker.is_stuck
             if not worker.note(work, silence):
                 return
+            if silence.is_moving:
+                self._timetable.alive(work.of.key)
             # docs/guarantees.md#trouble-of-one-changefeed-does-not-spread-to-others: before a spare worker
             # comes, which must not go to the same address. Once for each silence, because rows that are
             # acknowledged there later show that the address answers.

@@ -13,38 +13,34 @@ bound, so that no kind takes all workers:
 With `2 * cores + 2` workers, 2 workers are always left for deliveries. On a cluster, each worker has one
 core: there, at most `cores - 2` changefeeds begin at once, and as many load.
 
-An address of a sink is *proven* if the last piece of work that ended there got its answers, and no worker has
-been stuck there since. At an address that is not proven, only one changefeed begins and one delivers at a
+At an address of a sink that is not *proven* (`addresses`), only one changefeed begins and one delivers at a
 time, and changefeeds at proven addresses begin first. So a sink that is down occupies at most two workers, no
 matter how many changefeeds wait for it, and in addition the workers that are stuck there: those that were
 using it when it went down, and one more each time the last one is stuck as well, because the trouble may be
 that of one changefeed. Spare workers replace those that are stuck.
 
-A worker counts as stuck only after more than a second. Until then, changefeeds at a sink that has just gone
-down would take all workers. So an address is *silent* if it has got `UNANSWERED_MAX` deliveries since its
-last answer, or one and has given no answer for `SILENT_S`. A silent one leaves the last `cores` free workers
-to others while another address is proven. One that answers is not silent for long, and may have all workers.
-After `SILENT_MAX_S` a worker there would be stuck, so its workers are only busy with long pieces, and it does
-not count as silent any more.
+It takes more than a second until a worker counts as stuck. Until then, changefeeds at sinks that have just
+gone down would take all workers. Two rules prevent that while another address is proven. A *silent* address
+leaves the last `cores` free workers to others. And of the workers that are not stuck, all addresses that are
+not *trusted* leave `LEFT` to those that are, because many sinks may go down together, and owe few answers
+each. An address that answers is not silent for long, and may have all workers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
+from tidegate.pipeline.host.addresses import Addresses
+
 Key = TypeVar("Key", bound=Hashable)
 
-UNANSWERED_MAX: Final = 2
-"""Several changefeeds may have rows at the same moment, so a time alone would come too late."""
-SILENT_S: Final = 0.1
-"""About as long as a small piece takes. An address where many changefeeds deliver answers more often."""
-SILENT_MAX_S: Final = 3.0
-"""Longer than it takes until a worker counts as stuck (`connected_worker.STUCK_S`, `signs_of_life.WATCH_S`),
-which ends the proof of its address. One that is still proven has workers that give signs of life.
+LEFT: Final = 2
+"""How many workers the addresses that are not trusted leave to the others; one, if no delivery is out at the
+address that asks. Fewer if most workers are stuck, and no spare ones have come: one of three, none of two.
 """
 
 
@@ -80,16 +76,6 @@ class _Waiting(Generic[Key]):
         return self.failures, self.number
 
 
-@dataclass(slots=True)
-class _Owed:
-    """The answers that an address with deliveries out owes."""
-
-    deliveries: int
-    """How many it has got since its last answer."""
-    since: float
-    """When it got the first of them."""
-
-
 class Timetable(Generic[Key]):
     """The work that is out, and the choice of the next."""
 
@@ -106,13 +92,10 @@ class Timetable(Generic[Key]):
         self._loads: Counter[Key] = Counter()
         """The number of waiting shares of each changefeed's load."""
         self._out: Counter[tuple[Key, WorkKind]] = Counter()
-        self._addresses: dict[Key, str] = {}
-        self._proven: set[str] = set()
+        self._address_of: dict[Key, str] = {}
+        self._addresses = Addresses()
         self._stuck: set[Key] = set()
         """The changefeeds with a stuck delivery."""
-        self._now = 0.0
-        self._owed: dict[str, _Owed] = {}
-        """By address, of those with a delivery out."""
         self._served: dict[Key, int] = {}
         """The number of each changefeed's last delivery. Numbers rise, so the smallest waits longest."""
         self._number = 0
@@ -128,12 +111,12 @@ class Timetable(Generic[Key]):
 
     def tick(self, now: float) -> None:
         """Set the time, in monotonic seconds. It may be some hundredths of a second late."""
-        self._now = now
+        self._addresses.tick(now)
 
     def ask_begin(self, key: Key, address: str, failures: int) -> None:
         """A changefeed waits to begin at a sink's address. `failures`: its consecutive failures before."""
         self._begins[key] = _Waiting(key, address, failures, self._next())
-        self._addresses[key] = address
+        self._address_of[key] = address
 
     def ask_load(self, key: Key) -> None:
         """A share of a changefeed's load waits."""
@@ -148,7 +131,9 @@ class Timetable(Generic[Key]):
         free = (one for one in self._begins.values() if one.address not in tried)
         # docs/guarantees.md#trouble-of-one-changefeed-does-not-spread-to-others: then by failures, so that a
         # feed whose own spec is at fault comes after those that have not failed.
-        found = min(free, key=lambda one: (one.address not in self._proven, *one.rank), default=None)
+        found = min(
+            free, key=lambda one: (not self._addresses.is_proven(one.address), *one.rank), default=None
+        )
         return None if found is None else found.key
 
     def next_load(self) -> Key | None:
@@ -168,22 +153,25 @@ class Timetable(Generic[Key]):
 
         Those at an address that is only not proven do not: their delivery is what would prove it.
         """
-        served, last = self._served, {self._addresses[key] for key in self._stuck} - self._proven
-        return sorted(keys, key=lambda key: (self._addresses[key] in last, served.get(key, 0)))
+        served, last = self._served, self._not_proven(self._stuck)
+        return sorted(keys, key=lambda key: (self._address_of[key] in last, served.get(key, 0)))
 
     def room(self, key: Key, at_once: int, free: int) -> int:
         """How many more workers may deliver for a changefeed. `at_once`: how many its sink takes in all.
         `free`: how many workers are free; with 0, the answer is for a worker that is yet to come.
         """
-        if self._addresses[key] in self._tried(WorkKind.DELIVER):
+        if self._address_of[key] in self._tried(WorkKind.DELIVER):
             return 0
         # The first delivery proves the address; only then more workers go there.
-        most = min(at_once, self._cores) if self._addresses[key] in self._proven else 1
+        address = self._address_of[key]
+        most = min(at_once, self._cores) if self._addresses.is_proven(address) else 1
         more = most - self._out[key, WorkKind.DELIVER]
-        # The next one there may be stuck as well, so a few workers are left for addresses that answer.
-        address = self._addresses[key]
-        if free and self._proven - {address} and (left := self._left_by(address)):
-            more = min(more, free - left)
+        if free and self._addresses.is_another_proven(address):
+            # The next one there may be stuck as well, so a few workers are left for addresses that answer.
+            if left := self._left_by(address):
+                more = min(more, free - left)
+            if more > 0 and not self._addresses.is_trusted(address):
+                more = min(more, self._room_without_trust(address, free))
         return max(0, more)
 
     def give(self, key: Key, kind: WorkKind) -> None:
@@ -197,11 +185,7 @@ class Timetable(Generic[Key]):
                     self._loads[key] = left
             case WorkKind.DELIVER:
                 self._served[key] = self._next()
-                owed = self._owed.setdefault(self._addresses[key], _Owed(0, self._now))
-                # An earlier piece may still be out, so the last answer may be old.
-                if not owed.deliveries:
-                    owed.since = self._now
-                owed.deliveries += 1
+                self._addresses.given(self._address_of[key])
         self._out[key, kind] += 1
 
     def doubt(self, key: Key) -> None:
@@ -210,18 +194,19 @@ class Timetable(Generic[Key]):
         Otherwise, the other changefeeds at the address would take a worker each, and the spare workers too,
         until the first of them is given up.
         """
-        self._proven.discard(self._addresses[key])
+        self._addresses.doubt(self._address_of[key])
         self._stuck.add(key)
+
+    def alive(self, key: Key) -> None:
+        """A worker with a long delivery of this changefeed has given a sign of life."""
+        self._addresses.alive(self._address_of[key])
 
     def answered(self, key: Key, *, well: bool) -> None:
         """A piece has ended. `well`: its sink has answered until the end.
 
         Call it as soon as the result is known, because the latest result at an address counts.
         """
-        address = self._addresses[key]
-        (self._proven.add if well else self._proven.discard)(address)
-        if well and address in self._owed:
-            self._owed[address] = _Owed(0, self._now)
+        self._addresses.answered(self._address_of[key], well=well)
         self._stuck.discard(key)
 
     def back(self, key: Key, kind: WorkKind) -> None:
@@ -232,8 +217,8 @@ class Timetable(Generic[Key]):
             del self._out[key, kind]
             self._stuck.discard(key)
             # A delivery may also end without an answer, because its worker is dead.
-            if kind is WorkKind.DELIVER and not self._delivers_at(self._addresses[key]):
-                self._owed.pop(self._addresses[key], None)
+            if kind is WorkKind.DELIVER and not self._delivers_at(self._address_of[key]):
+                self._addresses.none_out(self._address_of[key])
 
     def over(self, key: Key) -> None:
         """Give out no more pieces of a changefeed. Pieces that are out still come `back`."""
@@ -244,17 +229,16 @@ class Timetable(Generic[Key]):
 
     def forget(self, key: Key) -> None:
         """Forget a changefeed that is over and has no piece out."""
-        del self._addresses[key]
-        # Otherwise addresses of changefeeds that are gone would pile up.
-        self._proven &= set(self._addresses.values())
+        del self._address_of[key]
+        self._addresses.keep(set(self._address_of.values()))
 
     def is_proven(self, key: Key) -> bool:
         """Whether the address of a changefeed is proven."""
-        return self._addresses[key] in self._proven
+        return self._addresses.is_proven(self._address_of[key])
 
     def others_answer(self, key: Key) -> bool:
         """Whether an address other than that of a changefeed is proven."""
-        return bool(self._proven - {self._addresses[key]})
+        return self._addresses.is_another_proven(self._address_of[key])
 
     def has_out(self, key: Key) -> bool:
         """Whether any worker has a piece of it."""
@@ -264,28 +248,40 @@ class Timetable(Generic[Key]):
         """The addresses that are not proven and already have a piece of this kind out. A stuck one does not
         count: if the trouble is that of one changefeed, another one can show that the address answers.
         """
-        trying = (key for key, one in self._out if one is kind and key not in self._stuck)
-        return {self._addresses[key] for key in trying} - self._proven
+        return self._not_proven(key for key, one in self._out if one is kind and key not in self._stuck)
+
+    def _not_proven(self, keys: Iterable[Key]) -> set[str]:
+        """The addresses of these changefeeds that are not proven."""
+        found = {self._address_of[key] for key in keys}
+        return {address for address in found if not self._addresses.is_proven(address)}
 
     def _left_by(self, address: str) -> int:
         """How many free workers an address leaves to others: none, if it answers and no worker is stuck."""
-        if address in self._proven:
-            return self._reserve if self._is_silent(address) else 0
-        stuck = sum(self._addresses[key] == address for key in self._stuck)
+        if self._addresses.is_proven(address):
+            return self._reserve if self._addresses.is_silent(address) else 0
+        stuck = sum(self._address_of[key] == address for key in self._stuck)
         return (0, self._reserve, self._reserve_more)[min(stuck, 2)]
 
-    def _is_silent(self, address: str) -> bool:
-        """Whether its workers may wait in vain, although none of them counts as stuck yet."""
-        owed = self._owed.get(address)
-        if owed is None or not owed.deliveries:
-            return False
-        silent_s = self._now - owed.since
-        return silent_s < SILENT_MAX_S and (owed.deliveries >= UNANSWERED_MAX or silent_s >= SILENT_S)
+    def _room_without_trust(self, address: str, free: int) -> int:
+        """How many more workers an address that is not trusted may have: of those that are not stuck, such
+        addresses together leave `LEFT` to the trusted ones.
+        """
+        deliver = WorkKind.DELIVER
+        there = free + sum(self._out.values()) - sum(self._out[key, deliver] for key in self._stuck)
+        moving = [(key, count) for (key, kind), count in self._out.items() if kind is deliver]
+        held = sum(count for key, count in moving if key not in self._stuck and not self._trusts(key))
+        # A third of them at most, or a changefeed might wait in vain while stuck workers are not replaced.
+        # Without a delivery there, nobody finds out whether it answers. Its first one may take all but one.
+        left = LEFT if self._delivers_at(address) else 1
+        return there - min(left, self._reserve, there // 3) - held
+
+    def _trusts(self, key: Key) -> bool:
+        return self._addresses.is_trusted(self._address_of[key])
 
     def _delivers_at(self, address: str) -> bool:
         """Whether a delivery is out at an address."""
         delivering = (key for key, kind in self._out if kind is WorkKind.DELIVER)
-        return any(self._addresses[key] == address for key in delivering)
+        return any(self._address_of[key] == address for key in delivering)
 
     def _under_way(self, kind: WorkKind) -> int:
         return sum(count for (_, one), count in self._out.items() if one is kind)
