@@ -1,7 +1,7 @@
 """Many changefeeds on one capture: their cost, the start of a further one, and the effect of dead brokers.
 
     python -m benchmarks.feeds [--changefeeds 200] [--active 20] [--rows 500] [--seconds 20] [--dead 10]
-        [--closed 10] [--dead-rows 50] [--load-rows 200000] [--only PHASE ...] [--total 480]
+        [--closed 10] [--names 10] [--dead-rows 50] [--load-rows 200000] [--only PHASE ...] [--total 480]
         [--server-src OTHER/src] [--json FILE]
     python -m benchmarks.feeds --smoke
 
@@ -24,7 +24,9 @@ of them together. A figure is printed when it is found, and the file is written 
 | dead | see below | lag of the active ones after 10 s, and how many times that of `active` it is |
 
 In `dead`, `--dead` changefeeds with a second broker and `--closed` with a third one get `--dead-rows` rows
-per second each as well. While they are created and the table to load is filled, no rows flow. Once rows
+per second each as well. Each of them names its broker in another way (`127.1`, `localhost`), up to `--names`
+ways, so that the capture takes it for a broker of its own: twenty real ones need more memory than most
+machines have. While they are created and the table to load is filled, no rows flow. Once rows
 flow again and the lag has settled, the second broker is stopped (SIGSTOP), and the third one is killed.
 Then one more changefeed begins with an initial load of `--load-rows` rows, which are read evenly until the
 end. In the first 10 s workers that wait for dead brokers are found out, and others start in their place: the
@@ -60,10 +62,12 @@ from benchmarks import feeds_kills
 from benchmarks.broker import broker_with_pid
 from benchmarks.control_probe import between
 from benchmarks.feeds_capture import (
+    NAMES,
     FeedReader,
     Feeds,
     Meter,
     RowWriters,
+    by_other_names,
     fill,
     first_row_s,
     lags,
@@ -115,6 +119,8 @@ class Sizes:
     """Rows per second for each active changefeed."""
     dead: int = 10
     closed: int = 10
+    names: int = len(NAMES)
+    """The names of each dead broker. For the capture, each name is another broker."""
     dead_rows: int = 50
     """Rows per second for each changefeed with a dead broker. Few, because on two cores the writing of as
     many as for the active ones would take most of the time, and the silence of a broker costs the same.
@@ -148,7 +154,7 @@ class Sizes:
         return self.closing.stop
 
 
-SMOKE: Final = Sizes(4, 2, 50, 2, 1, 10, 2_000, 4.0)
+SMOKE: Final = Sizes(4, 2, 50, 2, 1, 2, 10, 2_000, 4.0)
 
 
 class Run:
@@ -273,7 +279,8 @@ class Run:
             filling = pool.submit(fill, product, sizes.loaded, sizes.load_rows, limit)
             for numbers, bootstrap in ((sizes.stopping, stopped), (sizes.closing, closed)):
                 if numbers:
-                    product.open_all(product.create_all(numbers, limit, bootstrap), limit, self._progress)
+                    names = by_other_names(bootstrap, sizes.names)
+                    product.open_all(product.create_all(numbers, limit, names), limit, self._progress)
             rows = filling.result()
             figures.add("rows_to_load", rows)
             figures.add("ready_s", round(limit.seconds - limit.left_s, 1))

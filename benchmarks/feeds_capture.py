@@ -54,6 +54,11 @@ FALLS: Final = 0.8
 """The lag falls if it is less than this many times what it was."""
 STEADY_WINDOWS: Final = 2
 """The lag has settled when it has not fallen in so many windows in a row."""
+NAMES: Final = (
+    *("127.0.0.1", "127.0.1", "127.1", "localhost", "2130706433"),
+    *("0x7f.0.0.1", "0x7f.0.1", "0x7f.1", "0177.0.1", "0177.1"),
+)
+"""Names of this machine. All mean the same address for the system's resolver."""
 LOST: Final = "a worker of the pipeline has ended"
 """The line in a changefeed's log then."""
 
@@ -82,13 +87,15 @@ class Feeds(Many):
             raise RuntimeError(made.text)
         return time.monotonic() - began
 
-    def create_all(self, numbers: Sequence[int], limit: Limit, bootstrap: str = "") -> Creation:
-        """Start to create changefeeds. The first one is created on return."""
+    def create_all(self, numbers: Sequence[int], limit: Limit, bootstraps: Sequence[str] = ("",)) -> Creation:
+        """Start to create changefeeds, with these brokers in turns. The first one is created on return."""
         # The first one makes the capture read upstream's catalogue.
-        creation = Creation(numbers, [self.create_feed(numbers[0], bootstrap, patience_s=limit.left_s)])
+        first = self.create_feed(numbers[0], bootstraps[0], patience_s=limit.left_s)
+        creation = Creation(numbers, [first])
 
         def create(number: int) -> None:
             if not creation.is_given_up and limit.left_s:
+                bootstrap = bootstraps[(number - numbers[0]) % len(bootstraps)]
                 creation.took.append(self.create_feed(number, bootstrap, patience_s=limit.left_s))
 
         pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="create")
@@ -173,6 +180,11 @@ class Feeds(Many):
     def usage(self) -> str:
         """Memory and load of the machine now, in words."""
         return f"{self.memory_mb():,.0f} MB, load {os.getloadavg()[0]:.1f}"
+
+
+def by_other_names(bootstrap: str, count: int) -> list[str]:
+    """The address of a broker of this machine by so many names."""
+    return [f"{name}:{bootstrap.rpartition(':')[2]}" for name in NAMES[:count]]
 
 
 class Creation:

@@ -102,10 +102,11 @@ class Model:
 
 
 @pytest.mark.parametrize(
-    ("answering", "dead", "longest_s"), [(1, 1, 1.0), (1, 2, 1.0), (1, 10, 2.0), (2, 2, 1.0), (10, 2, 1.0)]
+    ("answering", "dead", "longest_s"),
+    [(1, 1, 1.0), (1, 2, 1.0), (1, 10, 2.0), (1, 20, 2.0), (2, 2, 1.0), (2, 20, 4.0), (10, 2, 1.0)],
 )
 def test_changefeeds_at_other_addresses_still_get_workers(
     answering: int, dead: int, longest_s: float
 ) -> None:
-    """Without the rule for addresses that are not trusted it takes up to 12 s."""
+    """Without the rules for addresses that are not trusted it takes up to 13 s."""
     assert max(Model(seed, answering, dead).run(DOWN_AT + 14.0) for seed in range(3)) < longest_s

@@ -97,6 +97,22 @@ def test_those_that_have_failed_begin_after_the_others_at_their_address() -> Non
     assert started(table) == ["c", "b"]
 
 
+def test_those_that_have_failed_at_many_sinks_leave_a_place_to_others() -> None:
+    table = proven("up")
+    for name in "abc":
+        table.ask_begin(name, f"down {name}", 1)
+    assert started(table) == ["a"]
+    table.ask_begin("d", "new", 0)
+    assert started(table) == ["d"]
+    back(table, "d", WorkKind.BEGIN, well=True)
+    table.ask_begin("e", "up", 2)
+    assert started(table) == ["e"]
+    back(table, "a", WorkKind.BEGIN, well=False)
+    assert started(table) == []
+    back(table, "e", WorkKind.BEGIN, well=True)
+    assert started(table) == ["b"]
+
+
 def test_changefeeds_deliver_in_turns_with_a_bound_for_each() -> None:
     table = proven("one")
     for name in "abc":

@@ -25,6 +25,8 @@ SILENT_MAX_S: Final = 3.0
 """Longer than it takes until a worker that knows its sink counts as stuck (`connected_worker.STUCK_S`,
 `signs_of_life.WATCH_S`). Deliveries that are the first of their worker do not count as stuck before this.
 """
+ASKED_S: Final = 1.0
+"""Most addresses that answer at all do so within this time."""
 
 
 @dataclass(slots=True)
@@ -124,6 +126,18 @@ class Addresses:
         # Addresses that went down together with the silent ones have not answered since.
         since = max(silent, default=self._now)
         return address == self._latest or self._answered_at[address] > min(since, self._now - SILENT_S)
+
+    def age_s(self, address: str) -> float:
+        """The age of the last answer of an address, in seconds. 0 if it is trusted."""
+        if self.is_trusted(address):
+            return 0.0
+        return self._now - self._answered_at.get(address, float("-inf"))
+
+    def is_one_asked(self) -> bool:
+        """Whether an address that is not trusted has got a delivery within `ASKED_S`, and owes the answer."""
+        lately = self._now - ASKED_S
+        asked = (one for one, owed in self._owed.items() if owed.deliveries and owed.since > lately)
+        return any(not self.is_trusted(one) for one in asked)
 
     def is_another_proven(self, address: str) -> bool:
         """Whether an address other than this one is proven."""

@@ -6,7 +6,7 @@ bound, so that no kind takes all workers:
 
 | work | at once |
 |---|---|
-| begin | `cores` in all |
+| begin | `cores` in all; one less if it has failed, and its address is not proven |
 | deliver | `cores` for each changefeed, or fewer if its sink takes no more; changefeeds in turns |
 | load | `cores` in all |
 
@@ -23,7 +23,8 @@ It takes more than a second until a worker counts as stuck. Until then, changefe
 gone down would take all workers. Two rules prevent that while another address is proven. A *silent* address
 leaves the last `cores` free workers to others. And of the workers that are not stuck, all addresses that are
 not *trusted* leave `LEFT` to those that are, because many sinks may go down together, and owe few answers
-each. An address that answers is not silent for long, and may have all workers.
+each; nor do they get more of them, stuck ones included, than there may be spare workers, except one at a
+time. An address that answers is not silent for long, and may have all workers.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class Timetable(Generic[Key]):
         self._out: Counter[tuple[Key, WorkKind]] = Counter()
         self._address_of: dict[Key, str] = {}
         self._addresses = Addresses()
+        self._unanswered_max = spares_for(cores)
+        """How many deliveries may be stuck or at addresses that are not trusted, except one at a time."""
         self._stuck: set[Key] = set()
         """The changefeeds with a stuck delivery."""
         self._served: dict[Key, int] = {}
@@ -108,6 +111,7 @@ class Timetable(Generic[Key]):
         # There are no more workers than cores, so that as many as on one machine would be all.
         self._reserve = min(2, cores - 1)
         self._reserve_more = max(self._reserve, cores // 2)
+        self._unanswered_max = max(1, cores // 2)
 
     def tick(self, now: float) -> None:
         """Set the time, in monotonic seconds. It may be some hundredths of a second late."""
@@ -124,16 +128,18 @@ class Timetable(Generic[Key]):
 
     def next_begin(self) -> Key | None:
         """The changefeed that may begin now; None: none."""
-        if self._under_way(WorkKind.BEGIN) >= self._apart:
+        under_way, proven = self._under_way(WorkKind.BEGIN), self._addresses.is_proven
+        if under_way >= self._apart:
             return None
         tried = self._tried(WorkKind.BEGIN)
         # An address that is not proven gets one try at a time, so a sink that is down holds one worker.
-        free = (one for one in self._begins.values() if one.address not in tried)
+        free = [one for one in self._begins.values() if one.address not in tried]
+        # If many sinks are down, those that have failed there must not hold all places for as long as that.
+        if under_way >= max(1, self._apart - 1):
+            free = [one for one in free if proven(one.address) or not one.failures]
         # docs/guarantees.md#trouble-of-one-changefeed-does-not-spread-to-others: then by failures, so that a
         # feed whose own spec is at fault comes after those that have not failed.
-        found = min(
-            free, key=lambda one: (not self._addresses.is_proven(one.address), *one.rank), default=None
-        )
+        found = min(free, key=lambda one: (not proven(one.address), *one.rank), default=None)
         return None if found is None else found.key
 
     def next_load(self) -> Key | None:
@@ -154,7 +160,11 @@ class Timetable(Generic[Key]):
         Those at an address that is only not proven do not: their delivery is what would prove it.
         """
         served, last = self._served, self._not_proven(self._stuck)
-        return sorted(keys, key=lambda key: (self._address_of[key] in last, served.get(key, 0)))
+        # While many wait for answers, only one more address is asked at a time (`_room_without_trust`). One
+        # that has answered lately will do so again more likely than others.
+        short = sum(self._unanswered()) >= self._unanswered_max
+        ages = {key: self._addresses.age_s(self._address_of[key]) if short else 0.0 for key in keys}
+        return sorted(keys, key=lambda key: (self._address_of[key] in last, ages[key], served.get(key, 0)))
 
     def room(self, key: Key, at_once: int, free: int) -> int:
         """How many more workers may deliver for a changefeed. `at_once`: how many its sink takes in all.
@@ -266,17 +276,23 @@ class Timetable(Generic[Key]):
         """How many more workers an address that is not trusted may have: of those that are not stuck, such
         addresses together leave `LEFT` to the trusted ones.
         """
-        deliver = WorkKind.DELIVER
-        there = free + sum(self._out.values()) - sum(self._out[key, deliver] for key in self._stuck)
-        moving = [(key, count) for (key, kind), count in self._out.items() if kind is deliver]
-        held = sum(count for key, count in moving if key not in self._stuck and not self._trusts(key))
-        # A third of them at most, or a changefeed might wait in vain while stuck workers are not replaced.
+        stuck, held = self._unanswered()
+        moving = free + sum(self._out.values()) - stuck
         # Without a delivery there, nobody finds out whether it answers. Its first one may take all but one.
         left = LEFT if self._delivers_at(address) else 1
-        return there - min(left, self._reserve, there // 3) - held
+        # A part of them at most, or a changefeed might wait in vain while stuck workers are not replaced.
+        if (allowed := self._unanswered_max - stuck - held) > 0:
+            return min(allowed, moving - min(left, self._reserve, moving // 3) - held)
+        # One at a time, or an address that answers would have to wait until those that do not are given up.
+        asks = not self._delivers_at(address) and not self._addresses.is_one_asked()
+        return min(int(asks), moving - min(self._reserve_more, moving // 2) - held)
 
-    def _trusts(self, key: Key) -> bool:
-        return self._addresses.is_trusted(self._address_of[key])
+    def _unanswered(self) -> tuple[int, int]:
+        """How many deliveries are stuck, and how many others are at addresses that are not trusted."""
+        delivering = {key: count for (key, kind), count in self._out.items() if kind is WorkKind.DELIVER}
+        stuck = sum(delivering.pop(key, 0) for key in self._stuck)
+        held = (n for key, n in delivering.items() if not self._addresses.is_trusted(self._address_of[key]))
+        return stuck, sum(held)
 
     def _delivers_at(self, address: str) -> bool:
         """Whether a delivery is out at an address."""
