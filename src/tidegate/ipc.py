@@ -67,6 +67,21 @@ class FramedSocket:
         """Send a message in JSON; raises as `send`, and ValueError if it is too long."""
         self.send(framed(message))
 
+    def offer_message(self, message: Mapping[str, Any]) -> bool:
+        """Send a short message if that takes no wait; returns whether it was sent. Raises OSError if the
+        other end is gone.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            # A Unix socket takes a short message as a whole or not at all.
+            self._socket.send(framed(message), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        finally:
+            self._lock.release()
+        return True
+
     def receive(self) -> dict[str, Any] | None:
         """The next message, or None if the other end has closed the socket or is gone. Blocks.
 

@@ -19,6 +19,7 @@ from tidegate.model.block import OP_PUT
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import JOURNAL_KEY, Journal, journal
 from tidegate.sink.base import (
+    Check,
     Content,
     Description,
     Domain,
@@ -90,7 +91,11 @@ class MapSink:
         return MapOwner(self)
 
     def fence(
-        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+        self,
+        writers: Mapping[str, int],
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
     ) -> dict[str, bytes]:
         self.take(self.feed.capture)
         with self.versions.lock:
@@ -101,7 +106,13 @@ class MapSink:
         with self.versions.lock:
             return dict(self.versions.progress.get(self.name, {}))
 
-    def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> MapWriter:
+    def writer(
+        self,
+        slot: int,
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
+    ) -> MapWriter:
         return MapWriter(self, slot, prove, alive)
 
     def same_place(self, other: MapSink) -> bool:

@@ -18,7 +18,7 @@ from tidegate.model.cells import DELETE, INSERT, RowBlock
 from tidegate.model.ddl import DdlEvent
 from tidegate.mounter.columns import to_arrow
 from tidegate.sink import sqlite
-from tidegate.sink.base import Content, Description, Domain, Form, Marks, Prove, SinkFeed
+from tidegate.sink.base import Check, Content, Description, Domain, Form, Marks, Prove, SinkFeed
 from tidegate.sink.sqlite import FencedCommits, Ledger
 
 SCHEMA: Final = """
@@ -54,7 +54,13 @@ class SqliteSink(Ledger):
     def open_owner(self, marks: Marks | None, prove: Prove) -> SqliteOwner:
         return SqliteOwner(self, prove)
 
-    def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> SqliteWriter:
+    def writer(
+        self,
+        slot: int,
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
+    ) -> SqliteWriter:
         return SqliteWriter(self, slot, prove, alive)
 
 

@@ -38,8 +38,9 @@ from tidegate.pipeline.exchange.work import (
     Deliver,
     Delivered,
     ElsewhereHello,
+    GiveUp,
     Lease,
-    Piece,
+    ToWorker,
     WorkerHello,
     parse,
     to_json,
@@ -132,7 +133,7 @@ def eventually(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def received(line: StreamLine) -> Piece | None:
+def received(line: StreamLine) -> ToWorker | None:
     assert line.waits(WAIT_S)
     message = line.receive()
     return None if message is None else parse(message, TO_WORKER)
@@ -371,7 +372,8 @@ def test_a_worker_that_never_ends_is_fenced_before_its_feeds_end_is_known(
     sink.asks = lambda: access.granted(NO_LEASE)
     here.host.end(here.one.key)  # the worker never says that it is done
     assert here.over.wait(WAIT_S)
-    assert received(line) is None
+    while (message := received(line)) is not None:
+        assert isinstance(message, GiveUp)
     assert sink.refused, "else it could open a writer after the fence"
     assert sink.fenced == [({CAPTURE: here.spec.slots}, False)]
     log = here.spec.feed_dir / "log"

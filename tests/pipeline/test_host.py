@@ -55,6 +55,7 @@ from tidegate.pipeline.host.load_throttle import SHORT_S, CpuTime
 from tidegate.pipeline.host.processes import Process
 from tidegate.pipeline.host.timetable import WorkKind
 from tidegate.pipeline.worker import worker
+from tidegate.pipeline.worker.notice import check_of_thread
 from tidegate.pipeline.worker.worker import failed
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
@@ -881,6 +882,39 @@ def test_when_an_incarnation_is_over_nobody_works_for_it(
     two.wait(two.is_delivered)
     assert one.messages == reported
     assert not any(isinstance(each, Durable) for each in reported)
+
+
+def test_a_worker_that_waits_for_its_sink_is_asked_to_give_up(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, it would take the writers of all other changefeeds with it."""
+    monkeypatch.setattr(incarnations_module, "GRACE_S", WAIT_S)  # nobody is killed for being slow
+    one, two = hosted.feed("one"), hosted.feed("two")
+    at_work = threading.Event()
+    raised: list[str] = []
+
+    def work(path: str, ranges: list[Range], on_durable: OnDurable) -> list[Report]:
+        check = check_of_thread()
+        while path == one.path:
+            at_work.set()
+            try:
+                check()
+            except Fenced as fenced:
+                raised.append(fenced.what)
+                raise
+            hosted.spark.sleep(0.01)
+        return all_of(ranges)
+
+    hosted.start(work)
+    hosted.host.begin(one.one)
+    assert at_work.wait(WAIT_S)
+    hosted.host.end(one.one.key)
+    assert one.wait_end() is None
+    assert set(raised) == {"this incarnation of the changefeed is over"}
+    hosted.host.begin(two.one)
+    two.wait(two.is_delivered)
+    assert len(hosted.spark.processes) == 2
+    assert not any(each.dies.is_set() for each in hosted.spark.processes.values())
 
 
 def test_a_load_that_waits_for_a_worker_ends_with_its_incarnation(

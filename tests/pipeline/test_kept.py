@@ -139,7 +139,9 @@ class Fencing:
     meanwhile: Callable[[], None] = lambda: None
     fenced: list[dict[str, int]] = field(default_factory=list)
 
-    def fence(self, writers: Mapping[str, int], prove: Callable[[], None]) -> dict[str, bytes]:
+    def fence(
+        self, writers: Mapping[str, int], prove: Callable[[], None], *, check: Callable[[], None]
+    ) -> dict[str, bytes]:
         self.fenced.append(dict(writers))
         self.meanwhile()
         prove()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from tests.sink.test_kafka import sink
-from tidegate.errors import Retryable
+from tidegate.errors import Fenced, Retryable
 from tidegate.sink.kafka import slot
 from tidegate.sink.kafka.slot import SlotWriter
 
@@ -46,10 +47,12 @@ class Client:
 RECORDS = {f"span-{number}": b"progress" for number in range(5)}
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, lives: list[str]) -> SlotWriter:
+def opened(
+    monkeypatch: pytest.MonkeyPatch, lives: list[str], check: Callable[[], None] = lambda: None
+) -> SlotWriter:
     monkeypatch.setattr(slot, "Producer", Client)
     uri, config = sink("127.0.0.1:1", "t")
-    return SlotWriter(uri, config, "id", "progress", lambda: None, lambda: lives.append("alive"))
+    return SlotWriter(uri, config, "id", "progress", lambda: None, lambda: lives.append("alive"), check)
 
 
 def test_each_acknowledgement_of_the_broker_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +69,22 @@ def test_a_wait_for_a_silent_broker_is_no_sign_of_life_and_ends(monkeypatch: pyt
     with pytest.raises(Retryable):
         opened(monkeypatch, lives).commit(RECORDS)
     assert lives == []
+
+
+def test_a_wait_for_a_silent_broker_ends_when_its_work_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its worker is killed, and others must open the writers that it has."""
+    monkeypatch.setattr(Client, "acknowledges", False)
+    monkeypatch.setattr(slot, "CALL_TIMEOUT_S", 10.0)
+    calls: list[int] = []
+
+    def check() -> None:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            raise Fenced("this incarnation of the changefeed is over")
+
+    with pytest.raises(Fenced):
+        opened(monkeypatch, [], check).commit(RECORDS)
+    assert calls == [0, 1, 2]
 
 
 def test_a_broker_that_does_not_answer_an_abort_either_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,13 @@ Content: TypeAlias = MessageBlock | RowBlock | ArrowRows | pa.RecordBatch
 Prove: TypeAlias = Callable[[], None]
 """Returns if the metadata store still has the caller's grant as the current one, otherwise raises Fenced."""
 
+Check: TypeAlias = Callable[[], None]
+"""Returns if the caller's work is still wanted, otherwise raises Fenced. Cheap; callable from any thread.
+
+A sink calls it several times a second while it waits for its downstream. When it raises, the sink passes that
+on without waiting any longer, and the outcome of what it waited for is not known.
+"""
+
 
 class Form(StrEnum):
     """The form in which a sink accepts a feed's changes."""
@@ -302,17 +309,29 @@ class Sink(Protocol):
         ...
 
     def fence(
-        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+        self,
+        writers: Mapping[str, int],
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
     ) -> dict[str, bytes]:
         """Fence every writer of the feed on these captures, in all slots below the number given for each.
 
         Returns the durable records by key. `alive` is called after each writer that is fenced, because there
-        may be thousands of them.
+        may be thousands of them. `check` is called while it waits.
         """
         ...
 
-    def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> Writer:
-        """Open the writer of a slot and fence the one before it. `alive` is called when rows are accepted."""
+    def writer(
+        self,
+        slot: int,
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
+    ) -> Writer:
+        """Open the writer of a slot and fence the one before it. `alive` is called when rows are accepted,
+        `check` while the writer waits, here and in each of its methods except `close`.
+        """
         ...
 
     def same_place(self, other: Self) -> bool:
@@ -351,7 +370,11 @@ class SharedSink(Sink, Protocol):
         ...
 
     def fence_only(
-        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+        self,
+        writers: Mapping[str, int],
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
     ) -> None:
         """As `fence`, but without reading the records."""
         ...

@@ -21,7 +21,7 @@ from typing import Final
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import JOURNAL_KEY, Journal, journal
-from tidegate.sink.base import Prove, SinkFeed, SlotTaken, Undecided
+from tidegate.sink.base import Check, Prove, SinkFeed, SlotTaken, Undecided
 
 OWNER: Final = "owner"
 BUSY_S: Final = 10.0
@@ -65,9 +65,13 @@ class Ledger:
         return self.path == other.path
 
     def fence(
-        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+        self,
+        writers: Mapping[str, int],
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
     ) -> dict[str, bytes]:
-        """See `Sink.fence`."""
+        """See `Sink.fence`. `check` is not called, because a file answers at once."""
         with closing(self.connect()) as connection:
             with exclusive(connection):
                 self.take(connection, self.feed.capture)

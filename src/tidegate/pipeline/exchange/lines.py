@@ -26,6 +26,12 @@ class Line(Protocol):
         """Send a message. Callable from several threads. Raises OSError when the other end is gone."""
         ...
 
+    def offer_message(self, message: Mapping[str, Any]) -> bool:
+        """Send a short message if that takes no wait. Returns whether it was sent. Raises OSError when the
+        other end is gone.
+        """
+        ...
+
     def receive(self) -> dict[str, Any] | None:
         """The next message, or None when the other end is gone. Blocks. Raises ValueError for
         invalid bytes.
@@ -65,6 +71,10 @@ class StreamLine:
                 raise BrokenPipeError("the connection has ended")
             self._out.append(json.dumps(message, separators=(",", ":")).encode())
             self._changed.notify_all()
+
+    def offer_message(self, message: Mapping[str, Any]) -> bool:
+        self.send_message(message)  # it never waits
+        return True
 
     def receive(self) -> dict[str, Any] | None:
         with self._changed:

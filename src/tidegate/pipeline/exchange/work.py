@@ -2,7 +2,7 @@
 
     worker -> application      WorkerHello or ElsewhereHello; then, during each piece of work, Reached and
                                Alive, and at its end Begun, Delivered, LoadDone, or Failed
-    application -> worker      Begin, Deliver, Load
+    application -> worker      Begin, Deliver, Load; during a piece of work, GiveUp
 
 A worker asks for work by its hello, and again by the message that ends a piece. The application closes the
 connection of a worker that it does not need any more.
@@ -148,6 +148,15 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The incarnation of the piece that the worker has now is over. The worker may report any result of the
+    piece, but it must not wait for its sink any longer.
+
+    A worker that has just reported the result ignores it. It always comes before the next piece.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Reached:
     """Sent during a piece of work: the ts up to which each of its spans is durable."""
 
@@ -190,13 +199,14 @@ class LoadDone:
 
 
 Piece = Begin | Deliver | Load
+ToWorker = Piece | GiveUp
 WorkResult = Begun | Delivered | LoadDone
 FromWorker = WorkerHello | ElsewhereHello | Alive | Reached | WorkResult | Failed
 
 FROM_WORKER: Final[tuple[type[FromWorker], ...]] = (
     WorkerHello, ElsewhereHello, Alive, Reached, Begun, Delivered, LoadDone, Failed
 )  # fmt: skip
-TO_WORKER: Final[tuple[type[Piece], ...]] = (Begin, Deliver, Load)
+TO_WORKER: Final[tuple[type[ToWorker], ...]] = (Begin, Deliver, Load, GiveUp)
 
 OnDurable: TypeAlias = Callable[[Mapping[str, Timestamp]], None]
 """Reports during a piece of work up to which ts each span is durable."""

@@ -1,8 +1,8 @@
 """One worker as the host sees it: its line, its process, its piece of work, and its signs of life.
 
-A worker does one piece at a time, so killing its process affects only the changefeed of that piece. The
-promise that no process works for an incarnation that is over depends on this: `give` is never called while
-the worker has a piece.
+A worker does one piece at a time, so asking it to give up, or killing its process, affects only the
+changefeed of that piece. The promise that no process works for an incarnation that is over depends on this:
+`give` is never called while the worker has a piece.
 
 There are three degrees of silence, each longer than the one before it:
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +32,7 @@ from tidegate.pipeline.exchange.work import (
     FROM_WORKER,
     Alive,
     FromWorker,
+    GiveUp,
     LoadReport,
     Piece,
     Reached,
@@ -174,6 +176,15 @@ class ConnectedWorker:
         else:
             # Its writer may be broken or fenced, so it suits the next piece no better than another worker.
             self.served.pop(one.key, None)
+
+    def ask_to_give_up(self) -> None:
+        """Ask it to give up its piece, whose incarnation is over. Under the host's lock, so that it still has
+        that piece, and the message comes before the next one. Never blocks: a worker that has been stopped
+        does not read its line, and is killed instead.
+        """
+        if not self.has_answered:
+            with suppress(OSError):  # it is dead, which its thread notices
+                self.line.offer_message(to_json(GiveUp()))
 
     def kill(self, why: TidegateError | None = None) -> None:
         """Kill its process. Under the host's lock, so that it still has the piece for which it is killed."""

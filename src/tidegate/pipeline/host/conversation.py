@@ -1,6 +1,6 @@
 """The host's side of the conversation with a worker, in one thread for each worker.
 
-    a free worker <-- its piece
+    a free worker <-- its piece, and GiveUp if its incarnation ends meanwhile
                   --> Reached, Alive ...      passed on, or counted as signs of life
                   --> Begun | Delivered | LoadDone | Failed, or its connection ends
                       the result of the piece is passed on; then the worker is free again, or gone
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 
-from tidegate.errors import Retryable, TidegateError
+from tidegate.errors import Fenced, Retryable, TidegateError
 from tidegate.model.reports import Durable, Failed
 from tidegate.pipeline.exchange.work import Alive, Begin, Begun, Deliver, Delivered, Load, LoadDone, Reached
 from tidegate.pipeline.host.connected_worker import ConnectedWorker, Dead, Work
@@ -83,7 +83,10 @@ class Conversation:
             # A process on another machine may live on after its line is closed, so its writer is fenced
             # later.
             one.given_up |= killed and bool(worker.machine)
-            if not killed:
+            # A worker that gives up has waited for its sink as one that is killed has, so its address is
+            # neither proven nor in doubt for it.
+            gave_up = one.over and isinstance(error, Fenced)
+            if not killed and not gave_up:
                 # After any other error the sink is not in doubt: it has answered, or was not needed.
                 self._timetable.answered(one.key, well=not isinstance(error, Retryable))
             # Before `fail`, which kills the workers that still have a piece of this incarnation.
@@ -109,6 +112,11 @@ class Conversation:
         """
         one, began = work.of, time.monotonic()
         worker.send(work.piece)
+        with self._changed:
+            # It may have ended before the piece was sent. A message to give up that came before the piece
+            # was ignored, and one that comes after the result will be.
+            if one.over:
+                worker.ask_to_give_up()
         while True:
             match (work.piece, worker.received()):
                 case (Deliver(), Reached(spans)):

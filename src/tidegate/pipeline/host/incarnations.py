@@ -1,12 +1,16 @@
 """All incarnations in the application, from `begin` until it is certain that no process works for them.
 
-    begin --> started --> [load] --> delivers --> end or fail --> last pieces end, or their workers are killed
-                                                                  --> on_over
+    begin --> started --> [load] --> delivers --> end or fail --> its workers are asked to give up
+              --> last pieces end, or their workers are killed --> on_over
 
 An error in a piece ends the incarnation of that piece and no other. When an incarnation ends, its workers
-have `GRACE_S` to finish their pieces; then they are killed, and the host waits for their processes to end.
-Only then is `on_over` called. The control process relies on it: no process writes for this incarnation any
-more, so the next one may begin.
+are asked to give up their pieces, so that they do not wait for a sink any longer, and have `GRACE_S` to
+report that. Those that do not are killed, and the host waits for their processes to end. Only then is
+`on_over` called. The control process relies on it: no process writes for this incarnation any more, so the
+next one may begin.
+
+A worker that is killed costs more than its piece: Spark starts another process, and all changefeeds whose
+writers it had open must open them elsewhere.
 """
 
 from __future__ import annotations
@@ -30,8 +34,10 @@ from tidegate.pipeline.host.timetable import Timetable
 from tidegate.pipeline.host.workforce import Workforce
 from tidegate.sink.base import Description
 
-GRACE_S: Final = 0.3
-"""How long a worker may continue a piece of an incarnation that is over."""
+GRACE_S: Final = 0.5
+"""How long a worker may continue a piece of an incarnation that is over. One that waits for its sink
+notices after 0.1 s that it is to give up, and waits for an abort for 0.1 s; the rest is for a machine on
+which it has to wait for a core."""
 FENCE_S: Final = 8.0
 """How long the end of an incarnation waits until an abandoned worker on another machine is fenced."""
 FAILED_MAX: Final = 10_000
@@ -199,12 +205,15 @@ class Incarnations:
         self._threads.start(f"end of {one.spec.changefeed}", partial(self._wait_and_end, one))
 
     def _wait_and_end(self, one: Incarnation) -> None:
-        """Wait until no worker has a piece of it, and kill the workers that do not finish by themselves.
+        """Ask the workers that have a piece of it to give up, wait until none has one, and kill those that
+        do not end by themselves.
 
         `on_over` comes last. Killing is enough for a process on this machine. A worker on another machine may
         still commit, so its writer is also fenced at the sink.
         """
         with self._changed:
+            for each in self._workforce.busy_with(one):
+                each.ask_to_give_up()
             self._changed.wait_for(lambda: not self._timetable.has_out(one.key), GRACE_S)
             # docs/guarantees.md#trouble-of-one-changefeed-does-not-spread-to-others: only workers with a
             # piece of this incarnation are killed.

@@ -17,6 +17,7 @@ from tidegate.pipeline.worker.access import Access, local
 from tidegate.pipeline.worker.buffers import BUFFERS, CELLS
 from tidegate.pipeline.worker.compiling import compiling_counts
 from tidegate.pipeline.worker.deliver import Worker, open_worker
+from tidegate.pipeline.worker.notice import check_of_thread
 
 WORKERS_MAX: Final = 64
 """The number of incarnations of which a process keeps writer and schemas, at most."""
@@ -48,7 +49,8 @@ def begin(piece: Begin) -> Begun:
     access = OPENED[0](piece.spec)
     spec = access.spec
     _prove(access)  # a zombie that wakes up here must not fence the writers of its successor
-    return access.begun(spec.sink.fence(spec.writers, lambda: _prove(access)))
+    check = check_of_thread()
+    return access.begun(spec.sink.fence(spec.writers, lambda: _prove(access), check=check))
 
 
 def _prove(access: Access) -> None:

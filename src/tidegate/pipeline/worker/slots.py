@@ -15,6 +15,7 @@ from tidegate.errors import TidegateError
 from tidegate.model.span import Span
 from tidegate.pipeline.exchange.work import NO_LEASE, Lease
 from tidegate.pipeline.worker.access import Access
+from tidegate.pipeline.worker.notice import check_of_thread
 from tidegate.sink.base import Sink, Writer
 
 
@@ -54,12 +55,15 @@ class Slot:
         """`lease`: the slot and its lease. The host sends the lease with each piece of work."""
         self._access, self._sink, self.lease = access, sink, lease
         self._opened: _Opened | None = None
+        self._check = check_of_thread()
+        """Whether the piece for which the writer is lent is still wanted."""
         self.granted: tuple[Span, ...] = access.spec.ranges
         """The ranges that this incarnation might write when this process last read its grant."""
 
     @contextmanager
     def writer(self) -> Iterator[Writer]:
         """Lend the writer for the time of the `with` block. On an error the open transaction is aborted."""
+        self._check = check_of_thread()
         if self._opened is None or self._opened.lease != self.lease:
             self.close()
             self._opened = _Opened(self.lease, self._open(self.lease))
@@ -87,5 +91,6 @@ class Slot:
         def prove() -> None:
             self.granted = self._access.granted(lease)
 
-        writer = self._sink.writer(lease.slot, prove, self._access.beat)
+        # The writer is kept from piece to piece, so it asks for the check of the piece that it is lent for.
+        writer = self._sink.writer(lease.slot, prove, self._access.beat, lambda: self._check())
         return _Confirmed(writer, lambda: self._access.confirm(lease))

@@ -2,8 +2,9 @@
 
 A worker is a Spark job of one task that runs as long as the application. Spark starts and places the process.
 The application chooses each piece of work, which takes under 1 ms; a Spark job for each piece took 35 ms. A
-worker does one piece at a time, for any changefeed. If a piece must end at once, the application kills the
-process, and no other piece is lost.
+worker does one piece at a time, for any changefeed. If a piece must end, the application sends GiveUp, which
+the worker notices wherever it waits for its sink (`notice`). If that takes too long, the application kills
+the process, and no other piece is lost.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tidegate.pipeline.exchange.work import (
     Begin,
     Deliver,
     Delivered,
+    GiveUp,
     Load,
     LoadDone,
     OnDurable,
@@ -36,6 +38,7 @@ from tidegate.pipeline.exchange.work import (
     parse,
     to_json,
 )
+from tidegate.pipeline.worker.notice import noticed
 
 REST_S: Final = 30.0
 """After this time without work a worker calls `Tasks.rest`, which closes what it no longer needs. Seconds."""
@@ -59,18 +62,30 @@ def work(line: Line, tasks: Tasks) -> None:
             while not line.waits(REST_S):
                 if tasks.rest():
                     return
-            message = line.receive()
-            if message is None:
+            received = line.receive()
+            if received is None:
                 return
-            piece = parse(message, TO_WORKER)
-            try:
-                result: WorkResult | Failed = _do(piece, tasks, report)
-            # The piece has failed, not the worker, which takes the next one.
-            except Exception as error:
-                result = failed(error)
+            message = parse(received, TO_WORKER)
+            # For a piece whose result is on its way, or was given up.
+            if isinstance(message, GiveUp):
+                continue
+            with noticed(line):
+                result = _result(message, tasks, report)
             line.send_message(to_json(result))
     finally:
         line.close()
+
+
+def _result(piece: Piece, tasks: Tasks, on_durable: OnDurable) -> WorkResult | Failed:
+    """Do a piece. If it fails, its error is gone when this returns, and with it all that its traceback refers
+    to, such as a client of the sink that could not be opened: the report says that nothing works for the
+    piece any more.
+    """
+    try:
+        return _do(piece, tasks, on_durable)
+    # The piece has failed, not the worker, which takes the next one.
+    except Exception as error:
+        return failed(error)
 
 
 def _do(piece: Piece, tasks: Tasks, on_durable: OnDurable) -> WorkResult:

@@ -35,7 +35,7 @@ from tidegate.config.settings import KafkaConfig
 from tidegate.config.sink_uri import SinkUri
 from tidegate.config.values import revealed
 from tidegate.errors import Retryable
-from tidegate.sink.base import OpenTransactions
+from tidegate.sink.base import Check, OpenTransactions
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 REQUEST_MAX_MS: Final = 300_000
@@ -221,7 +221,9 @@ def _is_decided(admin: AdminClient, uri: SinkUri, topic: str, deadline: float) -
     return True
 
 
-def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, bytes]:
+def read_records(
+    uri: SinkUri, kafka: KafkaConfig, topic: str, check: Check = lambda: None
+) -> dict[str, bytes]:
     """The last committed record of every key of a progress topic; {} if the topic does not exist.
 
     Call it once, after all transactional ids that write the topic were initialised: from then on no record
@@ -239,6 +241,7 @@ def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, byte
         consumer.assign([TopicPartition(topic, 0, 0)])
         deadline = time.monotonic() + PROGRESS_READ_S
         while time.monotonic() < deadline:
+            check()
             for message in take(consumer, 1000, 0.1):
                 error = message.error()
                 # All writers are fenced, so the end that is reached now is the last one.

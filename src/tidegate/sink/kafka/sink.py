@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, Producer
 
 from tidegate.errors import Retryable
 from tidegate.model.progress import topics
-from tidegate.sink.base import Description, Domain, Form, Keys, Marks, Prove, SinkFeed
+from tidegate.sink.base import Check, Description, Domain, Form, Keys, Marks, Prove, SinkFeed
 from tidegate.sink.kafka.client import cluster_id, read_records, transactional_id
 from tidegate.sink.kafka.owner_sink import KafkaOwnerSink
 from tidegate.sink.kafka.slot import FENCES_AT_ONCE, SlotWriter, fence_slots, slot_client
@@ -103,17 +103,21 @@ class KafkaSink:
         return KafkaOwnerSink(self._uri, self._config, name, self.progress_topic, feed.instance, marks, prove)
 
     def fence(
-        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+        self,
+        writers: Mapping[str, int],
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
     ) -> dict[str, bytes]:
         """Initialise all transactional ids, then read the progress topic."""
         self.connect(writers)  # they connect while the broker is asked for the topic
         try:
-            ensure_progress_topic(self._uri, self._kafka, self.progress_topic)
+            ensure_progress_topic(self._uri, self._kafka, self.progress_topic, check)
         except BaseException:
             self._clients.clear()  # otherwise they would try to connect until the next fence
             raise
-        self.fence_only(writers, prove, alive)
-        return read_records(self._uri, self._kafka, self.progress_topic)
+        self.fence_only(writers, prove, alive, check)
+        return read_records(self._uri, self._kafka, self.progress_topic, check)
 
     def connect(self, writers: Mapping[str, int]) -> None:
         """Make the clients that `fence_only` will use, `FENCES_AT_ONCE` at most. They connect by themselves.
@@ -130,11 +134,15 @@ class KafkaSink:
                 self._clients[name] = slot_client(self._uri, self._config, name)
 
     def fence_only(
-        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+        self,
+        writers: Mapping[str, int],
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
     ) -> None:
         """Initialise all transactional ids."""
         names = self._ids_of(writers)
-        fence_slots(self._uri, self._config, names, alive, self._clients)
+        fence_slots(self._uri, self._config, names, alive, self._clients, check)
         self._clients.clear()  # those of writers that the round did not find
         # After fencing and before reading: a capture that lost its grant may have fenced the rightful one,
         # and must not continue from its records.
@@ -143,10 +151,16 @@ class KafkaSink:
     def _ids_of(self, writers: Mapping[str, int]) -> list[str]:
         return [self._id(slot, capture) for capture, slots in writers.items() for slot in range(slots)]
 
-    def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> SlotWriter:
+    def writer(
+        self,
+        slot: int,
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
+    ) -> SlotWriter:
         """Open the transactional producer of a slot."""
         name = self.transactional_id(slot)
-        return SlotWriter(self._uri, self._config, name, self.progress_topic, prove, alive)
+        return SlotWriter(self._uri, self._config, name, self.progress_topic, prove, alive, check)
 
     def same_place(self, other: KafkaSink) -> bool:
         """Whether both mean the same topic of the same cluster, by the cluster id that brokers report."""

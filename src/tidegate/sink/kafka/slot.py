@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import SinkUri
 from tidegate.model.message import MessageBlock
-from tidegate.sink.base import Content, Prove, SlotTaken, Undecided
+from tidegate.sink.base import Check, Content, Prove, SlotTaken, Undecided
 from tidegate.sink.kafka.client import (
     CALL_TIMEOUT_S,
     FENCED,
@@ -31,6 +31,7 @@ from tidegate.sink.kafka.client import (
     unwritten,
 )
 from tidegate.sink.kafka.pace import Pace
+from tidegate.sink.kafka.steps import STEP_S, in_steps, initialise
 
 CHUNK_BYTES: Final = 256 << 10
 """The bytes that are handed to the client at once."""
@@ -55,6 +56,9 @@ class SlotWriter:
     transaction. Every call raises Fenced if another incarnation has taken over, and Retryable if the
     broker fails. Then nothing of the transaction is visible to read_committed readers, except after a commit
     whose outcome is not known. `alive` is called whenever the broker has acknowledged something.
+
+    `check` is called in each wait for the broker. When it raises, nothing is waited for any more except one
+    step of an abort; a commit that was under way may or may not take effect.
     """
 
     def __init__(
@@ -65,10 +69,11 @@ class SlotWriter:
         progress_topic: str,
         prove: Prove,
         alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
     ) -> None:
         self._uri, self._settings = uri, producer_settings(uri, config.sink.kafka_config, transactional_id)
         self._topic, self._progress_topic = uri.topic, progress_topic
-        self._id, self._prove, self._alive = transactional_id, prove, alive
+        self._id, self._prove, self._alive, self._check = transactional_id, prove, alive, check
         self._producer = self._initialise()
         self._errors: list[KafkaError] = []
         self._pace = Pace()
@@ -119,7 +124,7 @@ class SlotWriter:
         """Discard what was produced since the last commit. If that fails, the broker aborts it by timeout."""
         if self._open:
             try:
-                self._producer.abort_transaction(ABORT_TIMEOUT_S)
+                in_steps(self._producer.abort_transaction, ABORT_TIMEOUT_S, self._check)
             except KafkaException as error:
                 raise unreachable(self._uri, error) from error
             finally:
@@ -128,13 +133,19 @@ class SlotWriter:
                 self._forget()
 
     def close(self) -> None:
-        """Release the producer; the broker ends an open transaction by its timeout."""
+        """Release the producer; the broker ends an open transaction by its timeout. Nothing can be called
+        after it.
+        """
         self._producer.purge()
+        # The client refers to this object until the purged messages are reported.
+        self._producer.poll(0)
+        # Frees the client with its threads and connections now. An error may keep this object for a while.
+        del self._producer
 
     def _initialise(self) -> Producer:
         producer = Producer(self._settings)
         try:
-            producer.init_transactions(CALL_TIMEOUT_S)
+            initialise(producer, CALL_TIMEOUT_S, self._check)
         except KafkaException as error:
             raise unreachable(self._uri, error) from error
         # docs/guarantees.md#a-zombie-writes-nothing-that-a-reader-sees: after the initialisation. A grant
@@ -156,7 +167,7 @@ class SlotWriter:
 
     def _commit(self) -> None:
         try:
-            self._producer.commit_transaction(CALL_TIMEOUT_S)
+            in_steps(self._producer.commit_transaction, CALL_TIMEOUT_S, self._check)
         except KafkaException as error:
             cause: KafkaError = error.args[0]
             # If the grant was replaced, Fenced says more than the error of the broker.
@@ -204,7 +215,7 @@ class SlotWriter:
         error: KafkaError = cause.args[0]
         if error.txn_requires_abort():
             try:
-                self._producer.abort_transaction(ABORT_TIMEOUT_S)
+                in_steps(self._producer.abort_transaction, ABORT_TIMEOUT_S, self._check)
             except KafkaException as second:
                 raise unreachable(self._uri, second) from cause
         raise unwritten(self._uri, error) from cause
@@ -247,9 +258,9 @@ class SlotWriter:
         """Wait until at most `limit` bytes are under way, or none; as long as the broker makes progress.
 
         Raises KafkaException for messages that the broker refused, or if it has acknowledged nothing for
-        `CALL_TIMEOUT_S`.
+        `CALL_TIMEOUT_S`. Raises Fenced if the work is to be given up.
         """
-        received = time.monotonic()
+        received = checked = time.monotonic()
         while True:
             self._producer.poll(0)
             self._raise_errors()
@@ -264,6 +275,9 @@ class SlotWriter:
                 return
             if now - received > CALL_TIMEOUT_S:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "nothing is acknowledged"))
+            if now - checked >= STEP_S:
+                self._check()
+                checked = now
             time.sleep(POLL_S)
 
     def _failed(self, error: KafkaError | None, message: object) -> None:
@@ -337,18 +351,19 @@ def fence_slots(
     ids: Sequence[str],
     alive: Callable[[], None] = lambda: None,
     clients: MutableMapping[str, Producer] | None = None,
+    check: Check = lambda: None,
 ) -> None:
     """Initialise every slot once, so that no writer of an older incarnation can commit any more.
 
     `alive` is called after each, in the caller's thread, because thousands of them take minutes. `clients`:
-    some that have connected, by transactional id; they are taken out.
+    some that have connected, by transactional id; they are taken out. `check` is called in several threads.
     """
     connected = {} if clients is None else clients
 
     def fence(one: str) -> None:
         try:
             client = connected.pop(one, None) or slot_client(uri, config, one)
-            client.init_transactions(CALL_TIMEOUT_S)
+            initialise(client, CALL_TIMEOUT_S, check)
         except KafkaException as error:
             raise unreachable(uri, error) from error
 

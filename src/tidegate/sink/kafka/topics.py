@@ -21,7 +21,9 @@ from confluent_kafka.admin import (
 from tidegate.config.settings import KafkaConfig
 from tidegate.config.sink_uri import SinkUri
 from tidegate.errors import InvalidInput, Retryable
+from tidegate.sink.base import Check
 from tidegate.sink.kafka.client import CALL_TIMEOUT_S, client_settings, unreachable, words_of
+from tidegate.sink.kafka.steps import result_in_steps
 
 DELETE_TIMEOUT_S: Final = 3.0
 DEFAULT_PARTITIONS: Final = 3
@@ -167,11 +169,11 @@ def widen_topic(uri: SinkUri, kafka: KafkaConfig, wanted: int) -> None:
         time.sleep(POLL_S)
 
 
-def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
+def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str, check: Check = lambda: None) -> None:
     """Create the compacted progress topic, with one partition, if it does not exist."""
     admin = AdminClient(client_settings(uri, kafka))
-    if _partitions(admin, uri, topic) == 0:
-        _create_all(admin, uri, [_new_progress_topic(kafka, topic)])
+    if not existing(admin, uri, [topic], check):
+        _create_all(admin, uri, [_new_progress_topic(kafka, topic)], check)
 
 
 def _new_progress_topic(kafka: KafkaConfig, topic: str) -> NewTopic:
@@ -194,7 +196,9 @@ def delete_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
             raise unreachable(uri, error) from error
 
 
-def existing(admin: AdminClient, uri: SinkUri, names: Iterable[str]) -> dict[str, int]:
+def existing(
+    admin: AdminClient, uri: SinkUri, names: Iterable[str], check: Check = lambda: None
+) -> dict[str, int]:
     """Those of `names` that the broker has as topics, with the number of partitions of each.
 
     The request makes no topic, whatever the broker's `auto.create.topics.enable` says.
@@ -206,7 +210,7 @@ def existing(admin: AdminClient, uri: SinkUri, names: Iterable[str]) -> dict[str
         )
         for name, answer in answers.items():
             try:
-                found[name] = len(answer.result(2 * CALL_TIMEOUT_S).partitions)
+                found[name] = len(result_in_steps(answer, 2 * CALL_TIMEOUT_S, check).partitions)
             except KafkaException as error:
                 code = error.args[0].code()
                 if code == KafkaError._TIMED_OUT:  # in the client's words it waited for a controller
@@ -228,12 +232,14 @@ def _partitions(admin: AdminClient, uri: SinkUri, topic: str) -> int:
     return existing(admin, uri, [topic]).get(topic, 0)
 
 
-def _create_all(admin: AdminClient, uri: SinkUri, topics: list[NewTopic]) -> None:
+def _create_all(
+    admin: AdminClient, uri: SinkUri, topics: list[NewTopic], check: Check = lambda: None
+) -> None:
     for at in range(0, len(topics), TOPICS_AT_ONCE):
         asked = admin.create_topics(topics[at : at + TOPICS_AT_ONCE], operation_timeout=CALL_TIMEOUT_S)
         for name, answer in asked.items():
             try:
-                answer.result(CALL_TIMEOUT_S)
+                result_in_steps(answer, CALL_TIMEOUT_S, check)
             except KafkaException as error:
                 # It exists: another capture has created it, or the answer to an earlier attempt was lost.
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -242,7 +248,7 @@ def _create_all(admin: AdminClient, uri: SinkUri, topics: list[NewTopic]) -> Non
                     ) from error
     missing = {topic.topic for topic in topics}
     deadline = time.monotonic() + CALL_TIMEOUT_S
-    while missing and (missing := missing - existing(admin, uri, missing).keys()):
+    while missing and (missing := missing - existing(admin, uri, missing, check).keys()):
         if time.monotonic() > deadline:
             raise Retryable(f"topic '{min(missing)}' was created but does not appear", where=uri.bootstrap)
         time.sleep(POLL_S)

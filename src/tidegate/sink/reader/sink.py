@@ -15,7 +15,7 @@ from tidegate.errors import Fatal, Retryable
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
-from tidegate.sink.base import Content, Description, Domain, Form, Marks, Prove, SinkFeed
+from tidegate.sink.base import Check, Content, Description, Domain, Form, Marks, Prove, SinkFeed
 from tidegate.sink.reader.changes import (
     CHANGED,
     COMMIT_TS,
@@ -107,8 +107,14 @@ class ReaderSink(Ledger):
         """Open the owner's side."""
         return ReaderOwner(self, prove)
 
-    def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> ReaderWriter:
-        """Open the writer of a slot."""
+    def writer(
+        self,
+        slot: int,
+        prove: Prove,
+        alive: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
+    ) -> ReaderWriter:
+        """Open the writer of a slot. `check` is not called, because a file answers at once."""
         return ReaderWriter(self, slot, prove, alive)
 
 

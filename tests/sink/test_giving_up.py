@@ -1,0 +1,316 @@
+"""A piece of work that is given up at a broker that does not answer: nothing waits for the broker any more.
+
+The broker is stopped, so it takes connections and requests and never answers. `check` raises at its first
+call or at a later one, as if the host had sent GiveUp by then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from tests.contracts.test_sinks import CAPTURE, AtKafka, record
+from tests.fixtures.kafka import Broker
+from tests.sink.test_kafka import Grants
+from tidegate.errors import Fenced
+from tidegate.model.progress import span_progress
+from tidegate.sink.kafka import slot, steps, topics
+from tidegate.sink.kafka.slot import SlotWriter
+
+pytestmark = pytest.mark.integration
+
+WRITERS = {CAPTURE: 3}
+ROWS = [(f"k{number}", "v") for number in range(10)]
+
+
+class GivenUp:
+    """A check that raises at its nth call, and from then on."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at, self.calls = at, 0
+        """`at`: 0: never."""
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if 0 < self.at <= self.calls:
+            raise Fenced("this incarnation of the changefeed is over")
+
+    def now(self) -> None:
+        """It raises from the next call on."""
+        self.at = self.calls + 1
+
+
+@pytest.fixture
+def place(kafka: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> AtKafka:
+    """Without a limit of time: what ends here is ended by `check` alone."""
+    for module in (slot, topics):
+        monkeypatch.setattr(module, "CALL_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(slot, "ABORT_TIMEOUT_S", 3600.0)
+    made = AtKafka(kafka, new_topic(1))
+    made.sink().check()
+    made.sink().fence(WRITERS, lambda: None)
+    return made
+
+
+@contextmanager
+def stopped(broker: Broker) -> Iterator[None]:
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+
+
+def clients() -> int:
+    """The threads of Kafka's clients in this process."""
+    found = 0
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found += (task / "comm").read_text().startswith("rdk:")
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def given_up(work: Callable[[], object]) -> None:
+    """The work raises Fenced, and leaves nothing behind."""
+    before = clients()
+    with pytest.raises(Fenced, match="is over"):
+        work()
+    assert clients() <= before
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ends of steps, by the method of the client that was waiting."""
+    found: list[str] = []
+
+    class Noted(Producer):
+        def init_transactions(self, timeout_s: float) -> None:
+            self._noted("init", super().init_transactions, timeout_s)
+
+        def commit_transaction(self, timeout_s: float) -> None:
+            self._noted("commit", super().commit_transaction, timeout_s)
+
+        def abort_transaction(self, timeout_s: float) -> None:
+            self._noted("abort", super().abort_transaction, timeout_s)
+
+        def _noted(self, name: str, call: Callable[[float], None], timeout_s: float) -> None:
+            try:
+                call(timeout_s)
+            except KafkaException as error:
+                if error.args[0].retriable():
+                    found.append(name)
+                raise
+
+    monkeypatch.setattr(slot, "Producer", Noted)
+    return found
+
+
+def test_a_writer_that_opens_is_given_up(place: AtKafka, kafka_broker: Broker, ends: list[str]) -> None:
+    check = GivenUp(3)
+    with stopped(kafka_broker):
+        given_up(lambda: place.sink().writer(0, lambda: None, check=check))
+    assert (check.calls, ends) == (3, ["init"] * 3)
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_fence_is_given_up(place: AtKafka, kafka_broker: Broker, ends: list[str], at: int) -> None:
+    """It asks for the progress topic first, and waits there for as long."""
+    check = GivenUp(at)
+    with stopped(kafka_broker):
+        given_up(lambda: place.sink().fence(WRITERS, lambda: None, check=check))
+    assert check.calls == at
+    assert ends == []
+
+
+def test_a_fence_of_several_slots_is_given_up(place: AtKafka, kafka_broker: Broker, ends: list[str]) -> None:
+    check = GivenUp(4)
+    with stopped(kafka_broker):
+        given_up(lambda: place.sink().fence_only(WRITERS, lambda: None, check=check))
+    assert check.calls >= 4
+    assert set(ends) == {"init"}
+
+
+def test_records_that_are_not_read_are_given_up(
+    place: AtKafka, kafka_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = GivenUp()
+    monkeypatch.setattr("tidegate.sink.kafka.client.PROGRESS_READ_S", 3600.0)
+
+    def prove() -> None:
+        os.kill(kafka_broker.pid, signal.SIGSTOP)
+        check.at = check.calls + 3
+
+    try:
+        given_up(lambda: place.sink().fence(WRITERS, prove, check=check))
+    finally:
+        os.kill(kafka_broker.pid, signal.SIGCONT)
+    assert check.calls == check.at
+
+
+class Opened:
+    """A writer of slot 0 whose piece can be given up."""
+
+    def __init__(self, place: AtKafka) -> None:
+        self.place, self.check = place, GivenUp()
+        self.writer = place.sink().writer(0, lambda: None, check=self.check)
+
+    def write(self) -> None:
+        self.writer.write([self.place.content(ROWS)])
+
+    def commit(self) -> None:
+        self.writer.commit({"s": record(5)})
+
+
+@pytest.fixture
+def opened(place: AtKafka, ends: list[str]) -> Opened:
+    return Opened(place)
+
+
+def seen_by_the_next(place: AtKafka) -> tuple[int, list[tuple[str, str]]]:
+    """How far the next incarnation finds this one, and the committed rows."""
+    grants = Grants()
+    grants.current = 2
+    records = place.sink(2).fence(WRITERS, grants.prover(2))
+    progress = span_progress(records, "one").get("s")
+    return (0 if progress is None else progress.ts), place.seen()
+
+
+def test_a_wait_for_acknowledgements_is_given_up(
+    opened: Opened, place: AtKafka, kafka_broker: Broker, ends: list[str]
+) -> None:
+    before = clients()
+    opened.write()
+    opened.writer._wait(0)
+    opened.check.now()
+    with stopped(kafka_broker):
+        opened.write()
+        given_up(opened.commit)
+        # The broker is asked to discard the rows, and is waited for no longer than a step.
+        ends.clear()
+        given_up(opened.writer.abort)
+        opened.writer.close()
+        assert ends == ["abort"]
+        assert clients() < before, "the client is gone with its writer"
+    assert seen_by_the_next(place) == (0, [])
+
+
+def test_a_commit_that_is_given_up_is_known_after_the_next_fence(
+    opened: Opened, place: AtKafka, kafka_broker: Broker, ends: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have taken effect or not, but whole or not at all, and is never doubled."""
+    before = clients()
+    wait = SlotWriter._wait
+
+    def stop_after(writer: SlotWriter, limit: int) -> None:
+        wait(writer, limit)
+        if limit == 0:
+            os.kill(kafka_broker.pid, signal.SIGSTOP)
+            opened.check.at = opened.check.calls + 3
+
+    monkeypatch.setattr(SlotWriter, "_wait", stop_after)
+    opened.write()
+    try:
+        with pytest.raises(Fenced):
+            opened.commit()
+        opened.writer.abort()  # nothing is open
+        opened.writer.close()
+        assert ends == ["commit"] * 3
+        assert opened.check.calls == opened.check.at
+        assert clients() < before
+    finally:
+        os.kill(kafka_broker.pid, signal.SIGCONT)
+    assert seen_by_the_next(place) in [(0, []), (5, ROWS)]
+
+
+def test_a_writer_that_takes_its_slot_back_is_given_up(
+    opened: Opened, place: AtKafka, kafka_broker: Broker, ends: list[str]
+) -> None:
+    """Its successor fences it, and the broker stops."""
+    place.sink().fence(WRITERS, lambda: None)
+    before = clients()
+
+    def stop() -> None:
+        os.kill(kafka_broker.pid, signal.SIGSTOP)
+        opened.check.now()
+
+    opened.writer._prove = stop  # called when it has found that it is fenced
+    try:
+        given_up(lambda: (opened.write(), opened.commit()))
+        opened.writer.close()
+        assert ends[-1] == "init"
+        assert clients() < before
+    finally:
+        os.kill(kafka_broker.pid, signal.SIGCONT)
+
+
+def test_calls_in_many_steps_commit_rows_exactly_once(
+    place: AtKafka, ends: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "STEP_S", 0.001)
+    sink, check = place.sink(), GivenUp()
+    records = sink.fence(WRITERS, lambda: None, check=check)
+    assert span_progress(records, "one") == {}
+    writer = sink.writer(0, lambda: None, check=check)
+    wanted: list[tuple[str, str]] = []
+    # Until commits have taken several steps, which depends on the broker.
+    for number in range(200):
+        rows = [(f"k{number}", str(row)) for row in range(3)]
+        writer.write([place.content(rows)])
+        writer.commit({"s": record(number + 1)})
+        wanted += rows
+        if ends.count("commit") > 3:
+            break
+    assert ends.count("commit") > 3
+    assert "init" in ends
+    assert check.calls >= len(ends)
+    assert seen_by_the_next(place) == (len(wanted) // 3, wanted)
+
+
+def test_an_abort_in_many_steps_leaves_nothing(
+    opened: Opened, place: AtKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "STEP_S", 0.001)
+    opened.write()
+    opened.writer.abort()
+    opened.commit()
+    assert seen_by_the_next(place) == (5, [])
+
+
+def test_only_the_end_of_a_step_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a request that has failed would be repeated, and its error would come a quarter of a minute
+    later.
+    """
+
+    def calls(*errors: dict[str, Any], limit_s: float = 3600.0) -> tuple[int, int]:
+        left, check = list(errors), GivenUp()
+
+        def call(timeout_s: float) -> None:
+            assert 0 < timeout_s <= steps.STEP_S
+            if left:
+                raise KafkaException(KafkaError(reason="", **left.pop(0)))
+
+        try:
+            steps.in_steps(call, limit_s, check)
+        except KafkaException:
+            return check.calls, len(left)
+        return check.calls, -1
+
+    step = {"error": KafkaError._TIMED_OUT, "retriable": True}
+    assert calls() == (0, -1)
+    assert calls(step, step) == (2, -1)
+    for other in (
+        {"error": KafkaError._TIMED_OUT},
+        {"error": KafkaError._TIMED_OUT, "txn_requires_abort": True},
+        {"error": KafkaError._TRANSPORT, "retriable": True},
+    ):
+        assert calls(step, other, step) == (1, 1)
+    assert calls(step, step, limit_s=0.0) == (0, 1), "at the deadline"
