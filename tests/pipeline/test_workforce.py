@@ -177,11 +177,13 @@ def test_a_process_is_stopped_while_a_signal_keeps_it_so() -> None:
     assert not is_stopped(child.pid)
 
 
-@pytest.mark.parametrize("other", ["none", "between two pieces", "its result has come", "free meanwhile"])
+@pytest.mark.parametrize(
+    "other", ["none", "between two pieces", "its result has come", "free meanwhile", "moving", "few moving"]
+)
 def test_no_worker_is_killed_if_another_gets_the_waiting_piece(other: str) -> None:
-    """It gets the worker that has just connected or finished its piece."""
+    """It gets the worker that has just connected or finished its piece, or one of many that will soon."""
     none: Any = SimpleNamespace(
-        changed=threading.Lock(), is_one_coming=lambda now: False, answered=lambda key, well: None
+        changed=threading.Lock(), is_one_coming=lambda now: False, answered=lambda key, well: None, enough=4
     )
     process: Any = SimpleNamespace(pid=1, kill=lambda: None)
     one: Any = SimpleNamespace(key=KEY)
@@ -197,10 +199,15 @@ def test_no_worker_is_killed_if_another_gets_the_waiting_piece(other: str) -> No
             ends.line = SimpleNamespace(receive=lambda: to_json(Begun({})))
             ends.received()
 
+    for _ in range({"moving": 4, "few moving": 3}.get(other, 0)):
+        busy = worker()
+        workforce.join(busy, 0.0)
+        busy.give(Work(one, none, WorkKind.DELIVER, "rows"), 0.0)
+
     def is_wanted() -> bool:
         if other == "free meanwhile":
             workforce.release(worker())
         return True
 
     SignsOfLife(none, none, workforce, none, none, none).make_room(is_wanted)
-    assert slow.killed is (other == "none")
+    assert slow.killed is (other in ("none", "few moving"))

@@ -8,7 +8,7 @@ There are three degrees of silence, each longer than the one before it:
 
     stuck   it delivers, and has been silent for STUCK_S, or in its first piece for STUCK_FIRST_S, if its
             address is in doubt: a spare worker is started, and it continues
-    slow    it has been silent for SLOW_S or more: it is killed if work waits and no worker is free
+    slow    it has been silent for SLOW_S or more: it is killed if work waits, no worker is free, and few move
     hung    it has been silent for the changefeed's `stall-timeout`: it is killed in any case
 
 A sign of life is a message on its line, or a beat that it writes to a file (`beats`). `look` compares them

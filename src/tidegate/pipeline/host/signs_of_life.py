@@ -1,9 +1,9 @@
 """Watches the workers: which make progress, which are killed because they do not, and what each one does.
 
 A worker that has work and gives no sign of life is killed after the changefeed's `stall-timeout`. If work
-waits and no worker is free, it is killed earlier, after `SLOW_S` (`connected_worker`: stuck, slow, hung). One
-that a signal has stopped is killed after `STOPPED_S`, whether it has work or not: it would hold the next
-start of a changefeed for the whole `start-timeout`.
+waits, no worker is free and few others move, it is killed earlier, after `SLOW_S` (`connected_worker`: stuck,
+slow, hung). One that a signal has stopped is killed after `STOPPED_S`, whether it has work or not: it would
+hold the next start of a changefeed for the whole `start-timeout`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SignsOfLife:
             self._supply.replace_stuck()
 
     def make_room(self, is_wanted: Callable[[], bool]) -> None:
-        """Kill the slow worker that has been silent longest, if work waits.
+        """Kill the slow worker that has been silent longest, if work waits and few workers move.
 
         `is_wanted`: whether work waits; called without the lock, because it may read files. Only one worker
         is killed at a time: the next one not before a new worker has connected, nor while a spare one starts
@@ -100,6 +100,10 @@ class SignsOfLife:
         workforce = self._workforce
         with self._changed:
             if self._supply.is_one_coming(now) or workforce.any_killed():
+                return
+            # A killed worker comes back after a second and has no writer open. That is worth it only if few
+            # others are left, and not because all of them are busy for a moment.
+            if workforce.moving() >= self._supply.enough:
                 return
             slow = workforce.slow()
         if not slow or not is_wanted():

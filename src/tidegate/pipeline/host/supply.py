@@ -119,6 +119,13 @@ class Supply:
             self._spare_at = time.monotonic()
             self._grow(jobs, wanted)
 
+    @property
+    def enough(self) -> float:
+        """As many moving workers are enough, although others wait for their sinks: half of those that are
+        required, and one more. Infinite on a cluster, where none is required.
+        """
+        return self._least // 2 + 1 if self._least else float("inf")
+
     def is_one_coming(self, now: float) -> bool:
         """Whether a worker may connect in a moment, because a required one is missing or a spare one was just
         started. Under the lock.

@@ -113,6 +113,11 @@ class Workforce:
         """How many workers are stuck (`connected_worker`)."""
         return sum(each.is_stuck and each.work is not None for each in self._all)
 
+    def moving(self) -> int:
+        """How many workers are neither stuck nor slow."""
+        waiting = sum(bool(each.silent_s or each.is_stuck) and each.work is not None for each in self._all)
+        return len(self._all) - waiting
+
     def any_killed(self) -> bool:
         """Whether there is a killed worker whose connection has not ended yet."""
         return any(each.killed for each in self._all)
