@@ -111,7 +111,8 @@ class Timetable(Generic[Key]):
         # There are no more workers than cores, so that as many as on one machine would be all.
         self._reserve = min(2, cores - 1)
         self._reserve_more = max(self._reserve, cores // 2)
-        self._unanswered_max = max(1, cores // 2)
+        # A cluster has no spare ones, and as few workers as this bound would then leave many of them idle.
+        self._unanswered_max = cores
 
     def tick(self, now: float) -> None:
         """Set the time, in monotonic seconds. It may be some hundredths of a second late."""
