@@ -103,7 +103,7 @@ class Model:
 
 @pytest.mark.parametrize(
     ("answering", "dead", "longest_s"),
-    [(1, 1, 1.0), (1, 2, 1.0), (1, 10, 2.0), (1, 20, 2.0), (2, 2, 1.0), (2, 20, 4.0), (10, 2, 1.0)],
+    [(1, 1, 1.0), (1, 2, 1.0), (1, 10, 3.5), (1, 20, 3.5), (2, 2, 1.0), (2, 20, 3.5), (10, 2, 1.0)],
 )
 def test_changefeeds_at_other_addresses_still_get_workers(
     answering: int, dead: int, longest_s: float

@@ -254,7 +254,7 @@ def spec(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("moment", ["begin", "open", "write", "commit"])
+@pytest.mark.parametrize("moment", ["begin", "open", "write"])
 def test_when_a_worker_reports_that_it_gave_up_its_client_is_gone(
     running: Running, spec: FeedSpec, kafka_broker: Broker, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -265,12 +265,6 @@ def test_when_a_worker_reports_that_it_gave_up_its_client_is_gone(
     def stop() -> None:
         os.kill(kafka_broker.pid, signal.SIGSTOP)
         running.send(GiveUp())
-
-    def confirm(access: Counted, lease: Lease) -> None:
-        if moment == "commit":
-            stop()
-
-    monkeypatch.setattr(Counted, "confirm", confirm)
 
     def opened(access: Any) -> Any:
         return SimpleNamespace(access=access, slot=Slot(access, spec.sink))

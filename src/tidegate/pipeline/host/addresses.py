@@ -4,11 +4,11 @@
               and no deliveries have waited there for `SILENT_MAX_S` without an answer or a sign of life
     silent    it is proven, and owes answers: it has got `UNANSWERED_MAX` deliveries since its last answer, or
               one and has given no answer for `SILENT_S`
-    trusted   it is proven and not silent, and its last answer is the latest of all, or less than `SILENT_S`
-              old, or later than the time since when others are silent
+    trusted   it is proven, and has answered, or a worker there has given a sign of life, since the trouble
+              began: since the first of the deliveries was given out that made an address doubtful
 
-A worker counts as stuck only after more than a second. Until then a sink that has just gone down looks like
-one that is slow. So the last free workers are for addresses that show at this moment that they answer.
+Sinks may go down together, and a worker counts as stuck only after more than a second. So while there is
+trouble, an address that has not answered since may be the next one whose workers wait in vain.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ SILENT_MAX_S: Final = 3.0
 """Longer than it takes until a worker that knows its sink counts as stuck (`connected_worker.STUCK_S`,
 `signs_of_life.WATCH_S`). Deliveries that are the first of their worker do not count as stuck before this.
 """
-ASKED_S: Final = 1.0
-"""Most addresses that answer at all do so within this time."""
 
 
 @dataclass(slots=True)
@@ -50,8 +48,8 @@ class Addresses:
         self._owed: dict[str, _Owed] = {}
         """By address, if a delivery is out there."""
         self._answered_at: dict[str, float] = {}
-        self._latest = ""
-        """The proven address whose last answer is the latest of all."""
+        self._trouble_since = float("inf")
+        """When the trouble began. Infinite: there is none."""
 
     def tick(self, now: float) -> None:
         """Set the time, in monotonic seconds, and doubt the addresses that have been silent for too long."""
@@ -77,7 +75,6 @@ class Addresses:
             return
         self._proven.add(address)
         self._answered_at[address] = self._now
-        self._latest = address
         if address in self._owed:
             self._owed[address] = _Owed(0, self._now)
 
@@ -93,13 +90,18 @@ class Addresses:
     def doubt(self, address: str) -> None:
         """An address is not proven any more."""
         self._proven.discard(address)
-        if address == self._latest:
-            self._latest = max(self._proven, key=self._answered_at.__getitem__, default="")
+        owed = self._owed.get(address)
+        since = owed.since if owed is not None and owed.deliveries else self._now
+        self._trouble_since = min(self._trouble_since, since)
+
+    def calm(self) -> None:
+        """The trouble is over."""
+        self._trouble_since = float("inf")
 
     def keep(self, used: Collection[str]) -> None:
         """Forget all other addresses. Otherwise those of changefeeds that are gone would pile up."""
         for address in [one for one in self._answered_at if one not in used]:
-            self.doubt(address)
+            self._proven.discard(address)
             del self._answered_at[address]
 
     def is_proven(self, address: str) -> bool:
@@ -108,24 +110,24 @@ class Addresses:
 
     def is_silent(self, address: str) -> bool:
         """Whether the workers there may wait in vain, although none of them counts as stuck yet."""
-        owed = self._owed.get(address)
-        if owed is None or not owed.deliveries:
+        if not self.owes(address):
             return False
+        owed = self._owed[address]
         # Busy with long pieces. Otherwise the others at the address would wait for the end of one of them.
         if owed.alive_at > owed.since:
             return False
         return owed.deliveries >= UNANSWERED_MAX or self._now - owed.since >= SILENT_S
 
+    def owes(self, address: str) -> bool:
+        """Whether a delivery that has no answer yet is out at an address."""
+        owed = self._owed.get(address)
+        return owed is not None and owed.deliveries > 0
+
     def is_trusted(self, address: str) -> bool:
-        """Whether an address shows that it answers now."""
-        if address not in self._proven or self.is_silent(address):
-            return False
-        silent = (
-            owed.since for one, owed in self._owed.items() if self.is_silent(one) and one in self._proven
-        )
-        # Addresses that went down together with the silent ones have not answered since.
-        since = max(silent, default=self._now)
-        return address == self._latest or self._answered_at[address] > min(since, self._now - SILENT_S)
+        """Whether an address has shown in the trouble that it answers."""
+        owed = self._owed.get(address)
+        shown_at = max(self._answered_at.get(address, 0.0), float("-inf") if owed is None else owed.alive_at)
+        return address in self._proven and shown_at > self._trouble_since
 
     def age_s(self, address: str) -> float:
         """The age of the last answer of an address, in seconds. 0 if it is trusted."""
@@ -133,11 +135,10 @@ class Addresses:
             return 0.0
         return self._now - self._answered_at.get(address, float("-inf"))
 
-    def is_one_asked(self) -> bool:
-        """Whether an address that is not trusted has got a delivery within `ASKED_S`, and owes the answer."""
-        lately = self._now - ASKED_S
-        asked = (one for one, owed in self._owed.items() if owed.deliveries and owed.since > lately)
-        return any(not self.is_trusted(one) for one in asked)
+    @property
+    def now(self) -> float:
+        """The time of the last `tick`."""
+        return self._now
 
     def is_another_proven(self, address: str) -> bool:
         """Whether an address other than this one is proven."""

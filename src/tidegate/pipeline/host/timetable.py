@@ -19,12 +19,13 @@ matter how many changefeeds wait for it, and in addition the workers that are st
 using it when it went down, and one more each time the last one is stuck as well, because the trouble may be
 that of one changefeed. Spare workers replace those that are stuck.
 
-It takes more than a second until a worker counts as stuck. Until then, changefeeds at sinks that have just
-gone down would take all workers. Two rules prevent that while another address is proven. A *silent* address
-leaves the last `cores` free workers to others. And of the workers that are not stuck, all addresses that are
-not *trusted* leave `LEFT` to those that are, because many sinks may go down together, and owe few answers
-each; nor do they get more of them, stuck ones included, than there may be spare workers, except one at a
-time. An address that answers is not silent for long, and may have all workers.
+It takes more than a second until a worker counts as stuck. Until then, changefeeds at a sink that has just
+gone down would take all workers. So a *silent* address leaves the last `cores` free workers to others while
+another address is proven. One that answers is not silent for long, and may have all workers.
+
+Many sinks may go down together, and owe few answers each. So from when a worker is stuck, the addresses that
+are not *trusted* leave `LEFT` of the workers that are not stuck to those that are. Nor do they get more of
+them, stuck ones included, than there may be spare workers, except one at a time.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ Key = TypeVar("Key", bound=Hashable)
 LEFT: Final = 2
 """How many workers the addresses that are not trusted leave to the others; one, if no delivery is out at the
 address that asks. Fewer if most workers are stuck, and no spare ones have come: one of three, none of two.
+"""
+ASKED_S: Final = 1.0
+"""The time for an answer to a delivery beyond these bounds. Then another address may be asked. Most addresses
+that answer at all do so within this time.
 """
 
 
@@ -99,6 +104,14 @@ class Timetable(Generic[Key]):
         """How many deliveries may be stuck or at addresses that are not trusted, except one at a time."""
         self._stuck: set[Key] = set()
         """The changefeeds with a stuck delivery."""
+        self._in_trouble = False
+        """Whether a delivery is stuck, or out at an address that is not proven any more."""
+        self._counted: tuple[int, int] | None = None
+        """The last result of `_unanswered`, unless something has changed since."""
+        self._asked, self._asked_at = "", float("-inf")
+        """The address that was last asked beyond the bounds (`_room_without_trust`), and when."""
+        self._may_ask: set[str] = set()
+        """The addresses that would be asked so by their next delivery."""
         self._served: dict[Key, int] = {}
         """The number of each changefeed's last delivery. Numbers rise, so the smallest waits longest."""
         self._number = 0
@@ -117,6 +130,11 @@ class Timetable(Generic[Key]):
     def tick(self, now: float) -> None:
         """Set the time, in monotonic seconds. It may be some hundredths of a second late."""
         self._addresses.tick(now)
+        delivering = (key for key, kind in self._out if kind is WorkKind.DELIVER)
+        self._in_trouble = bool(self._stuck or self._not_proven(delivering))
+        if not self._in_trouble:
+            self._addresses.calm()
+        self._counted = None
 
     def ask_begin(self, key: Key, address: str, failures: int) -> None:
         """A changefeed waits to begin at a sink's address. `failures`: its consecutive failures before."""
@@ -163,7 +181,7 @@ class Timetable(Generic[Key]):
         served, last = self._served, self._not_proven(self._stuck)
         # While many wait for answers, only one more address is asked at a time (`_room_without_trust`). One
         # that has answered lately will do so again more likely than others.
-        short = sum(self._unanswered()) >= self._unanswered_max
+        short = self._in_trouble and sum(self._unanswered()) >= self._unanswered_max
         ages = {key: self._addresses.age_s(self._address_of[key]) if short else 0.0 for key in keys}
         return sorted(keys, key=lambda key: (self._address_of[key] in last, ages[key], served.get(key, 0)))
 
@@ -181,7 +199,8 @@ class Timetable(Generic[Key]):
             # The next one there may be stuck as well, so a few workers are left for addresses that answer.
             if left := self._left_by(address):
                 more = min(more, free - left)
-            if more > 0 and not self._addresses.is_trusted(address):
+            # Only in trouble: in turns is fairer while all answer, however long that takes them.
+            if more > 0 and self._in_trouble and not self._addresses.is_trusted(address):
                 more = min(more, self._room_without_trust(address, free))
         return max(0, more)
 
@@ -197,7 +216,11 @@ class Timetable(Generic[Key]):
             case WorkKind.DELIVER:
                 self._served[key] = self._next()
                 self._addresses.given(self._address_of[key])
+                if self._address_of[key] in self._may_ask:
+                    self._asked, self._asked_at = self._address_of[key], self._addresses.now
+                    self._may_ask.clear()
         self._out[key, kind] += 1
+        self._counted = None
 
     def doubt(self, key: Key) -> None:
         """A worker is stuck with a delivery of this changefeed: its address is not proven any more.
@@ -207,10 +230,12 @@ class Timetable(Generic[Key]):
         """
         self._addresses.doubt(self._address_of[key])
         self._stuck.add(key)
+        self._in_trouble, self._counted = True, None
 
     def alive(self, key: Key) -> None:
         """A worker with a long delivery of this changefeed has given a sign of life."""
         self._addresses.alive(self._address_of[key])
+        self._counted = None
 
     def answered(self, key: Key, *, well: bool) -> None:
         """A piece has ended. `well`: its sink has answered until the end.
@@ -218,11 +243,13 @@ class Timetable(Generic[Key]):
         Call it as soon as the result is known, because the latest result at an address counts.
         """
         self._addresses.answered(self._address_of[key], well=well)
+        self._counted = None
         self._stuck.discard(key)
 
     def back(self, key: Key, kind: WorkKind) -> None:
         """The worker of a piece has finished it, or is dead."""
         self._out[key, kind] -= 1
+        self._counted = None
         # `has_out` and `_tried` look at the keys alone, so a count of 0 must not stay.
         if not self._out[key, kind]:
             del self._out[key, kind]
@@ -274,26 +301,32 @@ class Timetable(Generic[Key]):
         return (0, self._reserve, self._reserve_more)[min(stuck, 2)]
 
     def _room_without_trust(self, address: str, free: int) -> int:
-        """How many more workers an address that is not trusted may have: of those that are not stuck, such
-        addresses together leave `LEFT` to the trusted ones.
-        """
+        """How many more workers an address that is not trusted may have."""
         stuck, held = self._unanswered()
         moving = free + sum(self._out.values()) - stuck
+        delivers = self._delivers_at(address)
         # Without a delivery there, nobody finds out whether it answers. Its first one may take all but one.
-        left = LEFT if self._delivers_at(address) else 1
-        # A part of them at most, or a changefeed might wait in vain while stuck workers are not replaced.
-        if (allowed := self._unanswered_max - stuck - held) > 0:
-            return min(allowed, moving - min(left, self._reserve, moving // 3) - held)
-        # One at a time, or an address that answers would have to wait until those that do not are given up.
-        asks = not self._delivers_at(address) and not self._addresses.is_one_asked()
-        return min(int(asks), moving - min(self._reserve_more, moving // 2) - held)
+        left = LEFT if delivers else 1
+        # A third of them at most, or a changefeed might wait in vain while stuck workers are not replaced.
+        more = moving - min(left, self._reserve, moving // 3) - held
+        more = min(more, self._unanswered_max - stuck - held)
+        self._may_ask.discard(address)
+        # Otherwise an address that answers might wait until those that do not are given up.
+        waited_s = self._addresses.now - self._asked_at
+        if more <= 0 and not delivers and (waited_s >= ASKED_S or not self._addresses.owes(self._asked)):
+            self._may_ask.add(address)
+            return 1
+        return more
 
     def _unanswered(self) -> tuple[int, int]:
         """How many deliveries are stuck, and how many others are at addresses that are not trusted."""
-        delivering = {key: count for (key, kind), count in self._out.items() if kind is WorkKind.DELIVER}
-        stuck = sum(delivering.pop(key, 0) for key in self._stuck)
-        held = (n for key, n in delivering.items() if not self._addresses.is_trusted(self._address_of[key]))
-        return stuck, sum(held)
+        if self._counted is None:
+            trusts = self._addresses.is_trusted
+            moving = {key: count for (key, kind), count in self._out.items() if kind is WorkKind.DELIVER}
+            stuck = sum(moving.pop(key, 0) for key in self._stuck)
+            held = sum(count for key, count in moving.items() if not trusts(self._address_of[key]))
+            self._counted = stuck, held
+        return self._counted
 
     def _delivers_at(self, address: str) -> bool:
         """Whether a delivery is out at an address."""

@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import SinkUri
+from tidegate.errors import Fenced
 from tidegate.model.message import MessageBlock
 from tidegate.sink.base import Check, Content, Prove, SlotTaken, Undecided
 from tidegate.sink.kafka.client import (
@@ -31,7 +32,7 @@ from tidegate.sink.kafka.client import (
     unwritten,
 )
 from tidegate.sink.kafka.pace import Pace
-from tidegate.sink.kafka.steps import STEP_S, in_steps, initialise
+from tidegate.sink.kafka.steps import STEP_S, initialise
 
 CHUNK_BYTES: Final = 256 << 10
 """The bytes that are handed to the client at once."""
@@ -57,8 +58,8 @@ class SlotWriter:
     broker fails. Then nothing of the transaction is visible to read_committed readers, except after a commit
     whose outcome is not known. `alive` is called whenever the broker has acknowledged something.
 
-    `check` is called in each wait for the broker. When it raises, nothing is waited for any more except one
-    step of an abort; a commit that was under way may or may not take effect.
+    `check` is called in each wait for the broker except that for a commit. When it raises, nothing is waited
+    for any more but one short abort.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class SlotWriter:
         """Discard what was produced since the last commit. If that fails, the broker aborts it by timeout."""
         if self._open:
             try:
-                in_steps(self._producer.abort_transaction, ABORT_TIMEOUT_S, self._check)
+                self._producer.abort_transaction(self._abort_s())
             except KafkaException as error:
                 raise unreachable(self._uri, error) from error
             finally:
@@ -167,7 +168,7 @@ class SlotWriter:
 
     def _commit(self) -> None:
         try:
-            in_steps(self._producer.commit_transaction, CALL_TIMEOUT_S, self._check)
+            self._producer.commit_transaction(CALL_TIMEOUT_S)  # never in steps: see `steps`
         except KafkaException as error:
             cause: KafkaError = error.args[0]
             # If the grant was replaced, Fenced says more than the error of the broker.
@@ -215,10 +216,18 @@ class SlotWriter:
         error: KafkaError = cause.args[0]
         if error.txn_requires_abort():
             try:
-                in_steps(self._producer.abort_transaction, ABORT_TIMEOUT_S, self._check)
+                self._producer.abort_transaction(self._abort_s())
             except KafkaException as second:
                 raise unreachable(self._uri, second) from cause
         raise unwritten(self._uri, error) from cause
+
+    def _abort_s(self) -> float:
+        """How long an abort may take. If the work is given up, others wait for this worker."""
+        try:
+            self._check()
+        except Fenced:
+            return STEP_S
+        return ABORT_TIMEOUT_S
 
     def _produce_part(self, block: MessageBlock, part: np.ndarray[Any, Any]) -> None:
         """Produce one partition's messages, in order, as fast as the broker acknowledges them."""
