@@ -129,12 +129,9 @@ def test_a_fence_is_given_up(place: AtKafka, kafka_broker: Broker, ends: list[st
     assert ends == []
 
 
-def test_a_fence_of_several_slots_is_given_up(place: AtKafka, kafka_broker: Broker, ends: list[str]) -> None:
-    check = GivenUp(4)
-    with stopped(kafka_broker):
-        given_up(lambda: place.sink().fence_only(WRITERS, lambda: None, check=check))
-    assert check.calls >= 4
-    assert set(ends) == {"init"}
+def test_a_fence_of_several_slots_is_given_up_between_two(place: AtKafka, ends: list[str]) -> None:
+    given_up(lambda: place.sink().fence_only(WRITERS, lambda: None, check=GivenUp(1)))
+    assert ends == []
 
 
 def test_records_that_are_not_read_are_given_up(

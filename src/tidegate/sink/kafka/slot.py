@@ -365,14 +365,18 @@ def fence_slots(
     """Initialise every slot once, so that no writer of an older incarnation can commit any more.
 
     `alive` is called after each, in the caller's thread, because thousands of them take minutes. `clients`:
-    some that have connected, by transactional id; they are taken out. `check` is called in several threads.
+    some that have connected, by transactional id; they are taken out. `check` is called before each one, in
+    several threads.
     """
     connected = {} if clients is None else clients
 
     def fence(one: str) -> None:
+        check()
         try:
             client = connected.pop(one, None) or slot_client(uri, config, one)
-            initialise(client, CALL_TIMEOUT_S, check)
+            # In one call, because what has been fenced depends on its result. A broker that does not answer
+            # has been noticed before.
+            client.init_transactions(CALL_TIMEOUT_S)
         except KafkaException as error:
             raise unreachable(uri, error) from error
 
