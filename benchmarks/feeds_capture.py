@@ -183,8 +183,8 @@ class Feeds(Many):
 
 
 def by_other_names(bootstrap: str, count: int) -> list[str]:
-    """The address of a broker of this machine by so many names."""
-    return [f"{name}:{bootstrap.rpartition(':')[2]}" for name in NAMES[:count]]
+    """The address of a broker of this machine by so many names, at least one and at most all of `NAMES`."""
+    return [f"{name}:{bootstrap.rpartition(':')[2]}" for name in NAMES[: max(1, count)]]
 
 
 class Creation:

@@ -110,3 +110,32 @@ def test_changefeeds_at_other_addresses_still_get_workers(
 ) -> None:
     """Without the rules for addresses that are not trusted it takes up to 13 s."""
     assert max(Model(seed, answering, dead).run(DOWN_AT + 14.0) for seed in range(3)) < longest_s
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 4), (2, 6), (8, 18)])
+def test_sinks_that_are_only_slow_have_their_turns(cores: int, workers: int) -> None:
+    """Otherwise the one that has answered last would get each worker that becomes free."""
+    table, random, free, now = Timetable[str](cores), Random(1), workers, 0.0
+    names = [f"slow {number}" for number in range(workers + 4)]
+    for name in names:
+        table.ask_begin(name, name, 0)
+        table.give(name, WorkKind.BEGIN)
+        table.answered(name, well=True)
+        table.back(name, WorkKind.BEGIN)
+    ends = dict[str, float]()
+    pieces = dict.fromkeys(names, 0)
+    while now < 60.0:
+        now += 0.01
+        table.tick(now)
+        for name in [name for name, at in ends.items() if at <= now]:
+            table.answered(name, well=True)
+            table.back(name, WorkKind.DELIVER)
+            del ends[name]
+            free += 1
+        for name in table.in_turn([name for name in names if name not in ends]):
+            if free and table.room(name, 1, free):
+                table.give(name, WorkKind.DELIVER)
+                free -= 1
+                pieces[name] += 1
+                ends[name] = now + random.uniform(2.0, 2.9)
+    assert max(pieces.values()) - min(pieces.values()) <= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate.pipeline.host.addresses import SILENT_MAX_S, SILENT_S
-from tidegate.pipeline.host.timetable import Timetable, WorkKind, workers_for
+from tidegate.pipeline.host.timetable import ASKED_S, Timetable, WorkKind, workers_for
 
 CORES = 2
 FREE = 6
@@ -338,3 +338,62 @@ def test_an_address_without_deliveries_or_alone_has_all_workers() -> None:
         table.give(name, WorkKind.DELIVER)
     table.answered("g", well=False)
     assert table.room("c", 1, 1) == 1, "no other address is proven, so nobody else could use it"
+
+
+def trusted(table: Timetable[str]) -> str:
+    return "".join(name for name in "abc" if table._addresses.is_trusted(name))
+
+
+def test_an_address_is_trusted_that_has_answered_since_the_trouble_began() -> None:
+    """It began when the delivery was given out that is stuck, not when that was noticed."""
+    table = proven("a", "b", "c")
+    for name in "abc":
+        table.ask_begin(name, name, 0)
+    table.tick(10.0)
+    table.answered("b", well=True)
+    table.tick(11.0)
+    table.give("a", WorkKind.DELIVER)
+    table.tick(12.0)
+    table.answered("c", well=True)
+    table.tick(13.0)
+    table.doubt("a")
+    assert trusted(table) == "c"
+    table.answered("b", well=True)
+    assert trusted(table) == "bc"
+    back(table, "a", WorkKind.DELIVER, well=True)
+    table.tick(14.0)
+    table.give("a", WorkKind.DELIVER)
+    table.tick(16.0)
+    table.doubt("a")
+    assert trusted(table) == "", "this is another trouble"
+    table.alive("b")
+    table.give("b", WorkKind.DELIVER)
+    table.tick(17.0)
+    table.alive("b")
+    assert trusted(table) == "b"
+
+
+def test_beyond_the_bound_one_address_at_a_time_is_asked() -> None:
+    """The next one as soon as it has answered, or if it does not in time."""
+    table = proven("bad", *"ghi")
+    for name in "abcdef":
+        table.ask_begin(name, "bad", 0)
+    for name in "ghi":
+        table.ask_begin(name, name, 0)
+    table.tick(10.0)
+    for name in "abcdef":
+        table.give(name, WorkKind.DELIVER)
+    table.tick(12.0)
+    for name in "abcdef":
+        table.doubt(name)
+    assert [table.room(name, 1, FREE) for name in "ghi"] == [1, 1, 1]
+    table.give("g", WorkKind.DELIVER)
+    assert [table.room(name, 1, FREE) for name in "hi"] == [0, 0]
+    back(table, "g", WorkKind.DELIVER, well=True)
+    assert [table.room(name, 1, FREE) for name in "hi"] == [1, 1]
+    table.give("h", WorkKind.DELIVER)
+    table.tick(12.0 + 0.9 * ASKED_S)
+    assert table.room("i", 1, FREE) == 0
+    table.tick(12.0 + ASKED_S)
+    assert table.room("i", 1, FREE) == 1
+    assert table.room("g", 2, FREE) == 2, "it has answered"

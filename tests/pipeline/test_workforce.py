@@ -16,7 +16,7 @@ import pytest
 from tidegate.pipeline.exchange.ranges import Range
 from tidegate.pipeline.exchange.work import Begun, Deliver, to_json
 from tidegate.pipeline.host import signs_of_life
-from tidegate.pipeline.host.connected_worker import STUCK_FIRST_S, STUCK_S, ConnectedWorker, Work
+from tidegate.pipeline.host.connected_worker import STUCK_FIRST_S, STUCK_S, ConnectedWorker, Silence, Work
 from tidegate.pipeline.host.load_requests import LoadRequests
 from tidegate.pipeline.host.load_throttle import LOAD_SHARE_MIN, CpuTime
 from tidegate.pipeline.host.placement import Placement
@@ -65,6 +65,50 @@ def test_a_worker_that_opens_a_sink_in_doubt_is_stuck_later(
         busy.note(work, busy.look(work, None, step / 2, in_doubt=in_doubt))
         stuck.append(busy.is_stuck)
     assert stuck == [step / 2 >= stuck_s for step in range(19)]
+
+
+def test_a_long_piece_that_moves_shows_that_its_sink_answers() -> None:
+    """The first signs do not, because they come from the encoding. A piece that has ended shows nothing."""
+    alive = list[str]()
+    own = SimpleNamespace(stall_timeout=60.0, start_timeout=60.0)
+    spec = SimpleNamespace(config=SimpleNamespace(tidegate=own))
+    one: Any = SimpleNamespace(spec=spec, key=KEY, failures=0)
+    timetable: Any = SimpleNamespace(is_proven=lambda key: True, alive=alive.append, doubt=None)
+    none: Any = SimpleNamespace(changed=threading.Lock())
+    signs, busy = SignsOfLife(none, timetable, none, none, none, none), worker(KEY)
+    work = Work(one, Deliver("spec", ()), WorkKind.DELIVER, "rows")
+    busy.give(work, 0.0)
+    found = [
+        busy.look(work, beats, now, in_doubt=False) for now, beats in [(0.2, 1), (0.7, 2), (1.2, 3), (1.7, 3)]
+    ]
+    assert [each.is_moving for each in found] == [False, False, True, False]
+    for beats in (4, 5, 5):
+        signs._watch_one(busy, work, beats)
+    assert alive == [KEY, KEY]
+    busy.give(work, 0.0)
+    signs._watch_one(busy, Work(one, work.piece, WorkKind.DELIVER, "other rows"), 6)
+    assert alive == [KEY, KEY]
+
+
+@pytest.mark.parametrize("is_proven", [True, False])
+def test_a_look_knows_whether_the_address_is_in_doubt_by_now(
+    monkeypatch: pytest.MonkeyPatch, is_proven: bool
+) -> None:
+    """It may have been proven when the piece was given out."""
+    found = list[bool]()
+
+    def look(worker: ConnectedWorker, work: Work, beats: None, now: float, *, in_doubt: bool) -> Silence:
+        found.append(in_doubt)
+        return Silence(0.0, 5.0, 60.0, 3.0)
+
+    monkeypatch.setattr(ConnectedWorker, "look", look)
+    timetable: Any = SimpleNamespace(is_proven=lambda key: is_proven)
+    none: Any = SimpleNamespace(changed=threading.Lock(), key=KEY)
+    signs, busy = SignsOfLife(none, timetable, none, none, none, none), worker(KEY)
+    work = Work(none, Deliver("spec", ()), WorkKind.DELIVER, "rows")
+    busy.give(work, 0.0)
+    signs._watch_one(busy, work, None)
+    assert found == [not is_proven]
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ class Timetable(Generic[Key]):
         self._in_trouble = bool(self._stuck or self._not_proven(delivering))
         if not self._in_trouble:
             self._addresses.calm()
+            self._may_ask.clear()
         self._counted = None
 
     def ask_begin(self, key: Key, address: str, failures: int) -> None:
